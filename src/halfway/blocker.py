@@ -1,0 +1,352 @@
+"""`ForwardBlocker`: the one line in the training loop. Probe, select, and let the model's next call replay."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import batch as batches
+from . import selectors
+from .batch import Batch
+from .engine import Engine, Inputs, Probe
+from .functional import retained_count
+from .schedule import Schedule
+from .selectors import Candidates, Selection, Selector
+from .stats import Counters, Stats
+
+_REUSE = ("auto", "replay", "recompute")
+_STATE_VERSION = 1
+_live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ForwardBlocker]] = weakref.WeakKeyDictionary()
+
+
+class ForwardBlocker:
+    """Drops samples in the middle of the forward pass.
+
+        blocker = halfway.ForwardBlocker(model, at="layer1", prune_ratio=0.3)
+        for x, y in loader:
+            x, y = blocker(x, y)              # <- the new line in the loop
+            loss = criterion(model(x), y)
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    The call runs the model up to the cut on the whole batch, chooses the samples to retain, and returns the batch
+    without the others. The following `model(x)` reuses the shallow activations of the retained samples.
+
+    Args:
+        model: any module; wrappers (DDP, torch.compile) are looked through.
+        at: the cut, a submodule of the unwrapped model or its name; None for a selector that needs no features.
+        prune_ratio: share of each batch to prune, in [0, 1).
+        selector: "density" (the paper's), "random", or a `Selector` such as `halfway.Density(noise=0.001)`.
+        schedule: when to prune; None: always.
+        reuse: "auto" replays and falls back to recomputing with one warning; "replay" raises instead of falling back;
+            "recompute" never replays, and is bit-identical to training on the retained samples alone.
+        seed: of the selector's randomness, which is a function of (seed, step). Global generators are not touched.
+
+    Attributes:
+        last: the `Selection` of the last pruned step (None before the first, and after a step that pruned nothing).
+        stats: a `Stats` snapshot.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        at: str | nn.Module | None,
+        prune_ratio: float,
+        *,
+        selector: str | Selector = "density",
+        schedule: Schedule | None = None,
+        reuse: Literal["auto", "replay", "recompute"] = "auto",
+        seed: int = 0,
+    ) -> None:
+        if not 0 <= prune_ratio < 1:
+            raise ValueError(f"prune_ratio is the share of samples to prune and must be in [0, 1), got {prune_ratio}")
+        if reuse not in _REUSE:
+            raise ValueError(f"unknown reuse {reuse!r}; choose one of {_REUSE}")
+        self.prune_ratio = prune_ratio
+        self.selector = selectors.make(selector)
+        self.schedule = schedule or Schedule()
+        self.reuse = reuse
+        self.seed = seed
+        self.last: Selection | None = None
+        self._counters = Counters()
+        self._epoch: int | None = None
+        self._validated = False
+        self._removed = False
+        self._root, compiled = _unwrap(model)
+        self._parameters = list(inspect.signature(self._root.forward).parameters)
+        self._engine: Engine | None = None
+        self._layer_name = ""
+        other = _live.get(self._root)
+        if other is not None and other() is not None:
+            raise ValueError("this model already has a live ForwardBlocker; call its remove() first")
+        if at is not None:
+            self._layer_name, layer = _find_layer(self._root, at)
+            self.selector.bind(self._layer_name, layer)
+            self._engine = Engine(self._root, layer, self._layer_name, reuse, compiled, self._counters)
+        elif self.selector.needs != "nothing":
+            raise ValueError(
+                f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
+                f"({_suggest(self._root, '')}; `halfway layers` lists what each would save)"
+            )
+        _live[self._root] = weakref.ref(self)
+
+    # -------------------------------------------------------------- the one line
+
+    def __call__(
+        self, *batch: Any, ids: Tensor | None = None, inputs: Any = None, **named: Any
+    ) -> Any:
+        """The retained part of the batch, in the structure it came in.
+
+        Args:
+            *batch: the batch by position. The first part goes to the model: a tensor as it is, a mapping as keywords,
+                a tuple or list as positionals. The rest is only cut.
+            ids: (B,) sample ids, for selectors that remember samples.
+            inputs: what goes to the model, if not as said: positions in `batch`, or names in `named`.
+            **named: the batch by name. The names in the model's `forward` signature go to it.
+
+        Returns:
+            One part for one, a tuple for several, a dict for names. Unchanged in eval mode, without grad, and outside
+            the schedule.
+        """
+        self._ensure_live()
+        if self._engine is not None:
+            self._engine.release()
+        if bool(batch) == bool(named):
+            raise TypeError("pass the batch either by position, blocker(x, y), or by name, blocker(x=x, y=y)")
+        whole = Batch(batch, named)
+        if not self._root.training or not torch.is_grad_enabled():
+            return whole.value()
+        to_model = self._to_model(whole, inputs)
+        size = batches.length(tuple(to_model))
+        whole.validate(size)
+        _check_ids(ids, size)
+        self._check_schedule()
+        if self._engine is not None and not self._validated:
+            # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
+            self._engine.validate(
+                to_model,
+                lambda indices: self._to_model(whole.cut(indices, size), inputs),
+                size,
+                retained_count(size, self.prune_ratio),
+            )
+        self._validated = True
+        return self._step(whole, inputs, size, ids).value()
+
+    def _step(self, whole: Batch, inputs: Any, size: int, ids: Tensor | None) -> Batch:
+        counters = self._counters
+        active = self.schedule.active((self._epoch or 0) if self.schedule.unit == "epoch" else counters.steps)
+        count = retained_count(size, self.prune_ratio) if active else size
+        to_model = self._to_model(whole, inputs)
+        generator = self._generator(to_model.tensors()[0].device)
+        probe = None
+        if count < size and self.selector.needs == "features":
+            assert self._engine is not None
+            probe = self._engine.probe(to_model, size)
+        # From here on nothing of the user's is run, so nothing can fail with half of a step counted.
+        counters.steps += 1
+        counters.seen += size
+        counters.retained += count
+        self.last = None
+        if count == size:
+            counters.spent += size
+            if self._engine is not None and self.selector.needs == "features":
+                self._engine.watch(lambda f: self._learn(Candidates(size, generator, f, ids), None))
+            return whole
+        counters.pruned_steps += 1
+        candidates = Candidates(size, generator, probe.features if probe else None, ids)
+        with torch.no_grad(), torch.autocast(generator.device.type, enabled=False):
+            self.last = self.selector.select(candidates, count)
+        part = whole.cut(self.last.indices, size)
+        if probe is None:
+            counters.spent += count
+        else:
+            counters.spent += count + (size - count) * self._engine.shallow_share
+            self._reuse(probe, to_model, self._to_model(part, inputs), self.last.indices)
+        self._learn(candidates, self.last.indices)
+        return part
+
+    def _reuse(self, probe: Probe, to_model: Inputs, part: Inputs, indices: Tensor) -> None:
+        """Prepare the model's call on the retained samples: to replay, or to compute."""
+        engine = self._engine
+        assert engine is not None
+        plan = engine.plan(probe, to_model, part, indices)
+        if plan.refusal:
+            probe.rewind()
+            engine.recompute(plan.refusal, len(indices))
+        else:
+            engine.arm(probe, plan, part, indices)
+
+    def _learn(self, candidates: Candidates, retained: Tensor | None) -> None:
+        with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
+            self.selector.learn(candidates, retained)
+
+    def _to_model(self, whole: Batch, inputs: Any) -> Inputs:
+        """Which parts of the batch the model gets, and how."""
+        if whole.named:
+            names = list(inputs) if inputs is not None else [n for n in whole.named if n in self._parameters]
+            unknown = [n for n in names if n not in whole.named]
+            if unknown or not names:
+                raise ValueError(
+                    f"inputs={unknown} are not in the batch, which has {list(whole.named)}"
+                    if unknown
+                    else f"none of {list(whole.named)} is a parameter of the model's forward({', '.join(self._parameters)}); "
+                    "say which go to the model with inputs=[...]"
+                )
+            return Inputs((), {n: whole.named[n] for n in names})
+        if inputs is not None:
+            positions = [inputs] if isinstance(inputs, int) else list(inputs)
+            if not all(isinstance(i, int) and 0 <= i < len(whole.parts) for i in positions):
+                raise ValueError(f"inputs={inputs!r} must be positions in the batch of {len(whole.parts)} parts")
+            return Inputs(tuple(whole.parts[i] for i in positions), {})
+        first = whole.parts[0]
+        if isinstance(first, Mapping):
+            return Inputs((), dict(first))
+        return Inputs(tuple(first) if isinstance(first, (tuple, list)) else (first,), {})
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        generator = torch.Generator(device)
+        # Knuth's multiplicative constants spread neighbouring seeds and steps over the whole range.
+        generator.manual_seed((self.seed * 0x9E3779B97F4A7C15 + self._counters.steps * 0xBF58476D1CE4E5B9) % 2**63)
+        return generator
+
+    def _check_schedule(self) -> None:
+        if self._epoch is None and self.schedule.unit == "epoch" and not self.schedule.always:
+            raise RuntimeError(
+                f"{self.schedule} counts epochs, but set_epoch was never called; call blocker.set_epoch(epoch) at the "
+                "start of each epoch, or use Schedule(..., unit='step')"
+            )
+
+    def _ensure_live(self) -> None:
+        if self._removed:
+            raise RuntimeError("this ForwardBlocker was removed from its model; make a new one")
+
+    # ------------------------------------------------------------ around the loop
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the schedule which epoch begins; raise what went wrong on the device in the last one."""
+        self._ensure_live()
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        self._check()
+        self._epoch = epoch
+
+    @property
+    def stats(self) -> Stats:
+        """What blocking has done so far. Waits for the device; raises what went wrong there."""
+        self._check()
+        return Stats.of(self._counters)
+
+    def observe(self, losses: Tensor) -> None:
+        """Per-sample losses of the retained samples, for selectors that learn from them; others ignore it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on later: small, plain tensors and values, loads with `weights_only=True`."""
+        self._check()
+        return {
+            "version": _STATE_VERSION,
+            "config": self._config(),
+            "epoch": self._epoch,
+            "counters": self._counters.state_dict(),
+            "selector": self.selector.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`. The state of another configuration is refused."""
+        self._ensure_live()
+        if not isinstance(state, dict) or set(state) != {"version", "config", "epoch", "counters", "selector"}:
+            raise ValueError("this is not the state_dict of a ForwardBlocker")
+        if state["version"] != _STATE_VERSION:
+            raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
+        mine, theirs = self._config(), state["config"]
+        differences = [
+            f"{key}: {theirs.get(key)!r} in the state, {mine.get(key)!r} here"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+        ]
+        if differences:
+            raise ValueError(f"the state belongs to another configuration ({'; '.join(differences)})")
+        self.selector.load_state_dict(state["selector"])
+        self._counters.load_state_dict(state["counters"])
+        self._epoch = state["epoch"]
+        self.last = None
+
+    def remove(self) -> None:
+        """Let go of the model. Also happens at the end of a `with` block."""
+        if self._removed:
+            return
+        self._removed = True
+        if self._engine is not None:
+            self._engine.release()
+        _live.pop(self._root, None)
+
+    def __enter__(self) -> ForwardBlocker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _check(self) -> None:
+        self.selector.check()
+        if self._engine is not None:
+            self._engine.check()
+
+    def _config(self) -> dict[str, Any]:
+        settings = {f"selector.{k}": v for k, v in self.selector.config().items()}
+        schedule = {f"schedule.{k}": v for k, v in vars(self.schedule).items()}
+        return {
+            "at": self._layer_name,
+            "prune_ratio": self.prune_ratio,
+            "seed": self.seed,
+            "selector": self.selector.name,
+            **settings,
+            **schedule,
+        }
+
+
+def _unwrap(model: nn.Module) -> tuple[nn.Module, bool]:
+    """The innermost model, and whether torch.compile lies around it."""
+    compiled = False
+    while True:
+        if isinstance(model, nn.DataParallel):
+            raise TypeError(
+                "nn.DataParallel splits every batch over threads, so no sample can be dropped for all of them; use "
+                "DistributedDataParallel (torchrun), one process per device"
+            )
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model, compiled = model._modules["_orig_mod"], True  # type: ignore[assignment]
+        else:
+            return model, compiled or model._compiled_call_impl is not None
+
+
+def _find_layer(root: nn.Module, at: str | nn.Module) -> tuple[str, nn.Module]:
+    names = {name: module for name, module in root.named_modules() if name}
+    if isinstance(at, nn.Module):
+        for name, module in names.items():
+            if module is at:
+                return name, module
+        raise ValueError(f"at= is a {type(at).__name__} that is not a submodule of this {type(root).__name__}")
+    if at not in names:
+        raise ValueError(f"no module {at!r} in this {type(root).__name__}; {_suggest(root, at)} (`halfway layers` lists them)")
+    return at, names[at]
+
+
+def _suggest(root: nn.Module, wanted: str) -> str:
+    names = [name for name, _ in root.named_modules() if name]
+    close = difflib.get_close_matches(wanted, names, n=5)
+    return f"the closest are {close}" if close else f"it has {[n for n, _ in root.named_children()]}"
+
+
+def _check_ids(ids: Any, size: int) -> None:
+    if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (size,)):
+        found = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+        raise ValueError(f"ids must be a tensor with one id per sample, shape ({size},), got {found}")

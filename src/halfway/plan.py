@@ -1,0 +1,166 @@
+"""Which part of a recorded output belongs to the retained samples, and how sure are we?
+
+A recording holds the output of an operation on all N samples; a replay needs what the same operation would give on
+S of them. Where the samples sit in that output is learned once, in a rehearsal, by running the operation on S
+samples and comparing: the axis whose size changed from k N to k S holds the samples, either sample by sample
+(windows, heads and tokens of one sample side by side) or the other way round.
+
+Shapes alone do not tell which, nor whether the operation mixes samples. So the values are compared too, and an
+operation is only `proven` if the comparison could have failed: a zero-initialised branch gives equal rows for all
+samples and would pass with any assignment. Until it is proven, an operation is computed, not replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import rows
+
+# How far two runs of one operation on different batch sizes may differ, relative to the output's norm.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_TOLERANCE_TF32 = 3e-3
+# Rows count as different when they are further apart than this many tolerances.
+_MARGIN = 10
+
+
+class Samples(NamedTuple):
+    """Where the samples sit in a tensor: `dim` holds `groups` entries per sample, sample by sample (`major`) or not."""
+
+    dim: int
+    groups: int = 1
+    major: bool = True
+
+    def take(self, full: Tensor, indices: Tensor, size: int) -> Tensor:
+        """The part of `full` (N samples) that belongs to `indices` (S,), in the same memory layout."""
+        if self.groups == 1:
+            return rows.take(full, indices, self.dim)
+        split = (size, self.groups) if self.major else (self.groups, size)
+        axis = self.dim if self.major else self.dim + 1
+        return rows.take(full.unflatten(self.dim, split), indices, axis).flatten(self.dim, self.dim + 1)
+
+    def first(self, t: Tensor, size: int) -> Tensor:
+        """`t` as (samples, everything else), for comparisons."""
+        split = (size, self.groups) if self.major else (self.groups, size)
+        axis = self.dim if self.major else self.dim + 1
+        return t.unflatten(self.dim, split).movedim(axis, 0).flatten(1)
+
+
+def candidates(full: torch.Size, part: torch.Size, size: int, retained: int) -> list[Samples] | None:
+    """Where the samples may sit, judging by shapes: [] nowhere (the shapes are equal), None: nothing fits."""
+    if full == part:
+        return []
+    if len(full) != len(part):
+        return None
+    changed = [d for d in range(len(full)) if full[d] != part[d]]
+    dim = changed[0]
+    groups, rest = divmod(full[dim], size)
+    if len(changed) > 1 or rest or groups * retained != part[dim]:
+        return None
+    return [Samples(dim)] if groups == 1 else [Samples(dim, groups, True), Samples(dim, groups, False)]
+
+
+def tolerance(t: Tensor) -> float:
+    """How far outputs of this type may differ between batch sizes."""
+    if t.dtype == torch.float32 and t.is_cuda:
+        tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+        return _TOLERANCE_TF32 if tf32 else _TOLERANCE[torch.float32]
+    return _TOLERANCE.get(t.dtype, 0.0)
+
+
+def disagreement(a_SX: Tensor, b_SX: Tensor) -> Tensor:
+    """Largest difference of a row, relative to the rows' norms: a scalar on the device."""
+    a, b = a_SX.to(torch.promote_types(a_SX.dtype, torch.float32)), b_SX
+    norm_S = a.norm(dim=1)
+    return ((a - b).norm(dim=1) / (norm_S + norm_S.mean()).clamp_min(torch.finfo(a.dtype).tiny)).max()
+
+
+def rows_differ(full_NX: Tensor, tol: float) -> bool:
+    """Whether most samples differ from the next one by more than rounding could explain."""
+    full = full_NX.to(torch.promote_types(full_NX.dtype, torch.float32))
+    norm_N = full.norm(dim=1)
+    distance_N = (full - full.roll(1, 0)).norm(dim=1)
+    return bool((distance_N > _MARGIN * tol * (norm_N + norm_N.mean())).float().mean() >= 0.5)
+
+
+@dataclass
+class Op:
+    """What the rehearsal learned about one recorded operation.
+
+    samples: for each output where its samples sit; None for one that is the same for every batch.
+    proven: whether `samples` has been checked on values that could have contradicted it.
+    always_compute: its recording cannot be used (the output does not depend on the batch, or not in this layout).
+    """
+
+    func: Any
+    layer: str
+    shapes: tuple[torch.Size, ...] = ()
+    samples: tuple[Samples | None, ...] = ()
+    proven: bool = False
+    always_compute: bool = False
+    attempts: int = 0
+    options: list[list[Samples]] = field(default_factory=list)
+
+    def due(self) -> bool:
+        """Whether an unproven operation should be checked again now: less and less often, it costs a sync."""
+        self.attempts += 1
+        return self.attempts & (self.attempts - 1) == 0
+
+    def prove(self, full: Sequence[Any], part: Sequence[Any], indices: Tensor, size: int) -> str:
+        """Compare a recording of N samples with the operation's outputs on S of them.
+
+        Returns why the operation cannot be replayed, or "" (then `proven` says whether the check was conclusive).
+        """
+        conclusive = True
+        chosen: list[Samples | None] = []
+        for whole, computed, options in zip(full, part, self.options, strict=True):
+            if not isinstance(whole, Tensor) or not options:
+                chosen.append(None)
+                continue
+            if not whole.is_floating_point():
+                chosen.append(options[0])
+                continue
+            tol = tolerance(whole)
+            fitting = [s for s in options if _fits(s, whole, computed, indices, size, tol)]
+            if not fitting:
+                if not bool(whole.isfinite().all()):
+                    return ""
+                return (
+                    f"{self.describe()} gives other values for a sample when other samples leave the batch: "
+                    "the shallow part mixes or reorders samples"
+                )
+            conclusive &= len(fitting) == 1 and rows_differ(fitting[0].first(whole, size), tol)
+            chosen.append(fitting[0])
+        self.samples = tuple(chosen)
+        self.proven = conclusive
+        return ""
+
+    def describe(self) -> str:
+        return f"operation {self.func} in {self.layer!r}" if self.layer else f"operation {self.func}"
+
+
+def _fits(samples: Samples, full: Tensor, part: Tensor, indices: Tensor, size: int, tol: float) -> bool:
+    taken = samples.take(full, indices, size)
+    count = len(indices)
+    return bool(disagreement(samples.first(part, count), samples.first(taken, count)) <= tol)
+
+
+@dataclass
+class Plan:
+    """How to replay one kind of step: a given batch size, ratio, input shape and sequence of operations."""
+
+    ops: list[Op] = field(default_factory=list)
+    refusal: str = ""
+    steps: int = 0
+
+    def spot(self, every: int) -> int | None:
+        """Which operation to recompute and compare in this step, round robin; None in most steps."""
+        self.steps += 1
+        checkable = [i for i, op in enumerate(self.ops) if op.proven]
+        if self.steps % every or not checkable:
+            return None
+        return checkable[(self.steps // every) % len(checkable)]

@@ -1,0 +1,184 @@
+"""PFB itself: prune the samples whose representation at the cut is the most common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as PF
+from ..density import DensityEstimator
+from ..functional import BandwidthRule, UpdateRule
+from .base import Candidates, Selection, Selector
+
+
+class Density(Selector):
+    """The paper's probability density importance (Eq. 2-9).
+
+    Args:
+        num_centroids: N_C, kernels in the mixture.
+        dim: D, representations are pooled to at most this many dimensions.
+        noise: b, upper bound of the random term (Eq. 3). The paper takes 0.01 on CIFAR and 0.001 on ImageNet.
+        bandwidth, update_rule, kernel_weights, beta: see `DensityEstimator`.
+        channel_dim: axis of the cut's output that holds the channels; None works it out from the layer.
+    """
+
+    name = "density"
+    needs = "features"
+
+    def __init__(
+        self,
+        num_centroids: int = 64,
+        dim: int = 128,
+        noise: float = 0.01,
+        bandwidth: BandwidthRule = "silverman",
+        update_rule: UpdateRule = "convex",
+        kernel_weights: bool = True,
+        beta: float = 0.01,
+        channel_dim: int | None = None,
+    ) -> None:
+        if noise < 0:
+            raise ValueError(f"noise must not be negative, got {noise}")
+        self._estimator_settings: dict[str, Any] = {
+            "num_centroids": num_centroids,
+            "bandwidth": bandwidth,
+            "update_rule": update_rule,
+            "kernel_weights": kernel_weights,
+            "beta": beta,
+        }
+        self.dim = dim
+        self.noise = noise
+        self.channel_dim = channel_dim
+        # Its width is known when the first features arrive: min(dim, channels). Built here for its checks alone.
+        DensityEstimator(dim=dim, **self._estimator_settings)
+        self.estimator: DensityEstimator | None = None
+        self._layer_name = ""
+        self._layer: nn.Module | None = None
+        self._not_finite: Tensor | None = None
+        self._channel_dims: dict[torch.Size, int] = {}
+        self._represented: tuple[Candidates, Tensor] | None = None
+
+    def bind(self, layer_name: str, layer: nn.Module) -> None:
+        self._layer_name, self._layer = layer_name, layer
+
+    def select(self, candidates: Candidates, count: int) -> Selection:
+        x_BD = self._represent(candidates)
+        estimator = self._estimator_for(x_BD)
+        chance_B = torch.rand(
+            candidates.size, generator=candidates.generator, device=x_BD.device, dtype=x_BD.dtype
+        )
+        if not estimator.ready:
+            return Selection(PF.retain(chance_B, count), chance_B)
+        importance_B = PF.importance(estimator.log_density(x_BD), self.noise, candidates.generator)
+        # Without waiting for the device: a step with a value that is not finite prunes at random.
+        importance_B = torch.where(x_BD.isfinite().all(), importance_B, chance_B)
+        return Selection(PF.retain(importance_B, count), importance_B)
+
+    def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
+        x_BD = self._represent(candidates)
+        estimator = self._estimator_for(x_BD)
+        not_finite = x_BD.isfinite().all().logical_not()
+        if self._not_finite is None:
+            if not_finite:
+                raise FloatingPointError(self._complaint())
+            self._not_finite = not_finite
+        else:
+            self._not_finite = self._not_finite | not_finite
+        # One row is poisoned together with all others, so that no rank and no step learns from half a batch.
+        x_BD = torch.where(not_finite, float("nan"), x_BD)
+        estimator.update(x_BD if retained is None else x_BD.index_select(0, retained))
+        self._represented = None
+
+    def check(self) -> None:
+        if self._not_finite is not None and self._not_finite:
+            self._not_finite = None
+            raise FloatingPointError(self._complaint())
+
+    def config(self) -> dict[str, Any]:
+        return {
+            **self._estimator_settings,
+            "dim": self.dim,
+            "noise": self.noise,
+            "channel_dim": self.channel_dim,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.estimator is None else dict(self.estimator.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not state:
+            self.estimator = None
+            return
+        C, D = state["centroids"].shape
+        if C != self._estimator_settings["num_centroids"] or D > self.dim:
+            raise ValueError(
+                f"the state has {C} centroids of {D} dimensions, but this selector is made for "
+                f"{self._estimator_settings['num_centroids']} of at most {self.dim}"
+            )
+        estimator = DensityEstimator(dim=D, **self._estimator_settings).to(state["centroids"].device)
+        estimator.load_state_dict(state)
+        self.estimator = estimator
+
+    def _represent(self, candidates: Candidates) -> Tensor:
+        """(B, D), computed once for choosing and learning."""
+        if self._represented is not None and self._represented[0] is candidates:
+            x_BD = self._represented[1]
+            self._represented = None
+            return x_BD
+        features = candidates.features
+        assert features is not None, "the blocker passes features to a selector that needs them"
+        axis = self.channel_dim
+        if axis is None:
+            shape = features.shape[1:]
+            if shape not in self._channel_dims:
+                self._channel_dims[shape] = find_channel_dim(self._layer, features.shape)
+            axis = self._channel_dims[shape]
+        x_BD = PF.represent(features, self.dim, axis)
+        self._represented = (candidates, x_BD)
+        return x_BD
+
+    def _estimator_for(self, x_BD: Tensor) -> DensityEstimator:
+        if self.estimator is None:
+            self.estimator = DensityEstimator(dim=x_BD.shape[1], **self._estimator_settings)
+        if self.estimator.dim != x_BD.shape[1]:
+            raise ValueError(
+                f"the features of {self._layer_name!r} now have {x_BD.shape[1]} channels, the estimator was made for "
+                f"{self.estimator.dim}; if the channels are not where halfway looks, pass Density(channel_dim=...)"
+            )
+        if self.estimator.centroids.device != x_BD.device:
+            self.estimator.to(x_BD.device)
+        return self.estimator
+
+    def _complaint(self) -> str:
+        return (
+            f"the features of layer {self._layer_name!r} contained values that are not finite (NaN or infinite). "
+            "Such steps prune at random and do not move the estimator; the training itself has probably diverged: "
+            "lower the learning rate, clip gradients, or check the inputs"
+        )
+
+
+# What the modules that end a layer say about the number of channels, and whether they put them first or last.
+_CHANNELS_FIRST = ("out_channels", "num_features", "num_channels")
+_CHANNELS_LAST = ("out_features", "normalized_shape", "embedding_dim")
+
+
+def find_channel_dim(layer: nn.Module | None, shape: torch.Size) -> int:
+    """The axis of a layer's output that holds the channels: NCHW (1), NHWC and tokens (-1), vectors (1).
+
+    The layer's last submodule that knows its number of channels decides; a square map where none does.
+    """
+    if len(shape) == 2:
+        return 1
+    for module in reversed(list(layer.modules()) if layer is not None else []):
+        for names, usual, other in ((_CHANNELS_FIRST, 1, -1), (_CHANNELS_LAST, -1, 1)):
+            channels = next((getattr(module, n) for n in names if hasattr(module, n)), None)
+            if isinstance(channels, (tuple, list)):
+                channels = channels[-1]
+            if isinstance(channels, int):
+                for axis in (usual, other):
+                    if shape[axis] == channels:
+                        return axis
+    if len(shape) == 4 and shape[1] == shape[2] != shape[3]:
+        return -1
+    return -1 if len(shape) == 3 else 1

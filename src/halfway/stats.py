@@ -1,0 +1,77 @@
+"""What blocking has done so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Counters:
+    """Counts on the host; nothing here waits for a device.
+
+    steps: training batches the blocker was called on; pruned_steps: those in which samples were pruned.
+    seen, retained: samples.
+    replayed_steps, recomputed: pruned steps by the way their shallow activations were obtained; the latter by reason.
+    operations_replayed, operations_computed: expensive operations of the shallow part in replayed steps.
+    spent: training cost, in units of one sample's full training step (see `cost`).
+    """
+
+    steps: int = 0
+    pruned_steps: int = 0
+    seen: int = 0
+    retained: int = 0
+    replayed_steps: int = 0
+    recomputed: Counter[str] = field(default_factory=Counter)
+    operations_replayed: int = 0
+    operations_computed: int = 0
+    spent: float = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**vars(self), "recomputed": dict(self.recomputed)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, recomputed=Counter(state["recomputed"]))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A snapshot of what blocking has done so far.
+
+    effective_ratio: pruned / seen, which is below `prune_ratio` when the schedule leaves epochs out or batches round.
+    relative_flops: FLOPs spent relative to training on all samples, the probe included.
+    recompute_reasons: why steps were recomputed instead of replayed, with their number.
+    """
+
+    steps: int
+    pruned_steps: int
+    samples_seen: int
+    samples_retained: int
+    effective_ratio: float
+    relative_flops: float
+    steps_replayed: int
+    steps_recomputed: int
+    operations_replayed: int
+    operations_computed: int
+    recompute_reasons: dict[str, int]
+
+    @classmethod
+    def of(cls, c: Counters) -> Stats:
+        return cls(
+            steps=c.steps,
+            pruned_steps=c.pruned_steps,
+            samples_seen=c.seen,
+            samples_retained=c.retained,
+            effective_ratio=1 - c.retained / c.seen if c.seen else 0.0,
+            relative_flops=c.spent / c.seen if c.seen else 1.0,
+            steps_replayed=c.replayed_steps,
+            steps_recomputed=sum(c.recomputed.values()),
+            operations_replayed=c.operations_replayed,
+            operations_computed=c.operations_computed,
+            recompute_reasons=dict(c.recomputed),
+        )
+
+    def as_dict(self) -> dict[str, float]:
+        """Flat numbers with stable names, for a logger."""
+        return {k: v for k, v in vars(self).items() if k != "recompute_reasons"}
