@@ -152,9 +152,7 @@ def cluster_sums(x, centroids) -> tuple[np.ndarray, np.ndarray]:
     return np.array(sums), np.array(arrivals, dtype=np.int64)
 
 
-def update_centroids(
-    centroids, counts, sums, arrivals, beta: float, rule: str
-) -> tuple[np.ndarray, np.ndarray]:
+def update_centroids(centroids, counts, sums, arrivals, beta: float, rule: str) -> tuple[np.ndarray, np.ndarray]:
     """Eq. 8: "as_printed" divides by n + m, "convex" by the sum of the weights, beta n + (1 - beta) m."""
     new_centroids, new_counts = [], []
     for c, n, s, m in zip(_rows(centroids), counts, _rows(sums), arrivals, strict=True):

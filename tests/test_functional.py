@@ -62,9 +62,7 @@ def test_represent_pools_any_number_of_channels_to_any_dim(channels, dim):
 
 
 def test_represent_by_hand():
-    features = torch.tensor(
-        [[[1.0, 3.0], [10.0, 20.0], [4.0, 6.0], [-1.0, 1.0]]]
-    )  # (1, 4 channels, 2 positions)
+    features = torch.tensor([[[1.0, 3.0], [10.0, 20.0], [4.0, 6.0], [-1.0, 1.0]]])  # (1, 4 channels, 2 positions)
     assert_close(PF.represent(features, 4), [[2.0, 15.0, 5.0, 0.0]])
     assert_close(PF.represent(features, 2), [[8.5, 2.5]])
     assert_close(PF.represent(features, 3), [[8.5, 10.0, 2.5]])  # bins [0, 2), [1, 3), [2, 4)
@@ -97,9 +95,7 @@ def test_represent_refuses_the_batch_as_channels(shape, channel_dim):
         PF.represent(torch.zeros(shape), channel_dim=channel_dim)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="channel_dim is taken modulo the number of axes: 5 of 4 silently means 1"
-)
+@pytest.mark.xfail(strict=True, reason="channel_dim is taken modulo the number of axes: 5 of 4 silently means 1")
 def test_represent_refuses_an_axis_the_features_do_not_have():
     with pytest.raises((ValueError, IndexError)):
         PF.represent(torch.zeros(2, 3, 4, 5), channel_dim=5)
@@ -138,9 +134,7 @@ def test_a_constant_dimension_gets_a_thousandth_of_the_mean_spread():
 
 
 def test_bandwidth_is_positive_and_finite_when_nothing_varies():
-    assert_close(
-        PF.bandwidth(torch.full((4, 2), 3.0)), reference.bandwidth(np.full((4, 2), 3.0), "silverman"), atol=0
-    )
+    assert_close(PF.bandwidth(torch.full((4, 2), 3.0)), reference.bandwidth(np.full((4, 2), 3.0), "silverman"), atol=0)
     assert_close(PF.bandwidth(torch.zeros(4, 2)), reference.bandwidth(np.zeros((4, 2)), "silverman"), atol=0)
 
 
@@ -262,9 +256,7 @@ def test_log_density_is_finite_on_degenerate_centroids(centroids, rule):
     assert log_f[: len(centroids)].min() > log_f[-1]  # and still a ranking
 
 
-@pytest.mark.xfail(
-    strict=True, reason="squares of the centroids overflow from 1.9e19 on: the bandwidth is infinite"
-)
+@pytest.mark.xfail(strict=True, reason="squares of the centroids overflow from 1.9e19 on: the bandwidth is infinite")
 def test_log_density_is_finite_on_centroids_whose_squares_overflow():
     assert PF.log_density(randn(2, 4).float(), 1e20 * randn(8, 4).float()).isfinite().all()
 
@@ -452,7 +444,6 @@ def test_cluster_sums_add_up_over_parts_of_a_batch():
     assert torch.equal(parts[0][1] + parts[1][1], arrivals)
 
 
-@pytest.mark.xfail(strict=True, reason="autocast turns the product in cluster_sums into bfloat16")
 def test_cluster_sums_keep_their_precision_under_autocast():
     x, centroids = randn(64, 16).float(), randn(8, 16, seed=1).float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -477,9 +468,7 @@ def test_update_matches_the_reference(beta, rule, dtype):
     counts = torch.randint(1, 1000, (40,), generator=torch.Generator().manual_seed(2))
     sums, arrivals = PF.cluster_sums(x, centroids)
     assert 0 in arrivals
-    expected_centroids, expected_counts = reference.update_centroids(
-        centroids, counts, sums, arrivals, beta, rule
-    )
+    expected_centroids, expected_counts = reference.update_centroids(centroids, counts, sums, arrivals, beta, rule)
     new_centroids, new_counts = PF.update_centroids(centroids, counts, sums, arrivals, beta, rule)
     assert_close(new_centroids, expected_centroids)
     assert new_counts.tolist() == expected_counts.tolist()
@@ -498,9 +487,7 @@ def test_update_by_hand(rule, expected):
 def test_samples_on_their_centroid_do_not_move_it():
     centroids = randn(3, 2)
     x = centroids.repeat(4, 1)
-    new_centroids, counts = PF.update_centroids(
-        centroids, torch.tensor([1, 50, 10**6]), *PF.cluster_sums(x, centroids)
-    )
+    new_centroids, counts = PF.update_centroids(centroids, torch.tensor([1, 50, 10**6]), *PF.cluster_sums(x, centroids))
     assert_close(new_centroids, centroids)
     assert counts.tolist() == [5, 54, 10**6 + 4]
 

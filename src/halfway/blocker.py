@@ -98,9 +98,7 @@ class ForwardBlocker:
 
     # -------------------------------------------------------------- the one line
 
-    def __call__(
-        self, *batch: Any, ids: Tensor | None = None, inputs: Any = None, **named: Any
-    ) -> Any:
+    def __call__(self, *batch: Any, ids: Tensor | None = None, inputs: Any = None, **named: Any) -> Any:
         """The retained part of the batch, in the structure it came in.
 
         Args:
@@ -336,7 +334,9 @@ def _find_layer(root: nn.Module, at: str | nn.Module) -> tuple[str, nn.Module]:
                 return name, module
         raise ValueError(f"at= is a {type(at).__name__} that is not a submodule of this {type(root).__name__}")
     if at not in names:
-        raise ValueError(f"no module {at!r} in this {type(root).__name__}; {_suggest(root, at)} (`halfway layers` lists them)")
+        raise ValueError(
+            f"no module {at!r} in this {type(root).__name__}; {_suggest(root, at)} (`halfway layers` lists them)"
+        )
     return at, names[at]
 
 

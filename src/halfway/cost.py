@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-
-from .schedule import Schedule
 
 aten = torch.ops.aten
 # Backward FLOPs of fused attention per forward FLOP: five products of which one repeats the forward, against two.

@@ -48,9 +48,7 @@ class DensityEstimator(nn.Module):
     ) -> None:
         super().__init__()
         if num_centroids < 1 or dim < 1:
-            raise ValueError(
-                f"num_centroids and dim must be at least 1, got num_centroids={num_centroids}, dim={dim}"
-            )
+            raise ValueError(f"num_centroids and dim must be at least 1, got num_centroids={num_centroids}, dim={dim}")
         if bandwidth not in get_args(BandwidthRule):
             raise ValueError(f"unknown bandwidth {bandwidth!r}; choose one of {get_args(BandwidthRule)}")
         if update_rule not in get_args(UpdateRule):

@@ -225,7 +225,7 @@ class Engine:
         """The circumstances of the model's call: autocast as in its last one, and grad enabled, for without grad many
         models run other operations. Nothing is saved for a backward pass that will never come."""
         device = example.device.type
-        enabled, dtype = self._autocast or _autocast_state(device)
+        enabled, dtype = self._expected_autocast(example)
         with contextlib.ExitStack() as stack:
             if self.compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -252,7 +252,7 @@ class Engine:
         if probe.tape.refusal:
             return Plan(refusal=probe.tape.refusal)
         described = tuple((t.shape, t.stride(), t.dtype, t.device) for t in inputs.tensors())
-        key = (len(indices), described, self._autocast, probe.tape.signature())
+        key = (len(indices), described, self._expected_autocast(inputs.tensors()[0]), probe.tape.signature())
         if key not in self._plans:
             if self._rehearsals > _MANY_REHEARSALS and self._rehearsals > self.counters.steps / 4:
                 return Plan(refusal="the shallow part takes another path, or another input shape, in most steps")
@@ -328,7 +328,6 @@ class Engine:
         drop = _weak_callback(self)
         arguments = self._bind(part.args, part.kwargs)
         assert arguments is not None
-        autocast = self._autocast or _autocast_state(tensors[0].device.type)
         self._pending = _Pending(
             probe=probe,
             plan=plan,
@@ -336,7 +335,7 @@ class Engine:
             arguments=[weakref.ref(a, drop) if isinstance(a, Tensor) else a for a in arguments],
             versions=[t._version for t in tensors],
             parameters=self._parameters(),
-            autocast=autocast,
+            autocast=self._expected_autocast(tensors[0]),
             spot=plan.spot(SPOT_CHECK_EVERY),
         )
         self._armed.enter_context(self._listening(self._approve))
@@ -505,6 +504,9 @@ class Engine:
 
     def _parameters(self) -> list[Any]:
         return [(id(t), t.data_ptr(), t._version) for t in self._tensors()]
+
+    def _expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
+        return self._autocast or _autocast_state(example.device.type)
 
     def _bind(self, args: Any, kwargs: Any) -> list[Any] | None:
         """The call's arguments as a flat list, the same however they are passed."""

@@ -43,9 +43,13 @@ def represent(features: Tensor, dim: int = 128, channel_dim: int = 1) -> Tensor:
     Returns:
         (B, min(dim, D_org)), float32 or better.
     """
-    axis = channel_dim % features.ndim
-    if axis == 0:
-        raise ValueError("channel_dim=0 is the batch; the channels must be another axis")
+    if features.ndim < 2:
+        raise ValueError(f"features need a batch axis and a channel axis, got shape {tuple(features.shape)}")
+    axis = channel_dim + features.ndim if channel_dim < 0 else channel_dim
+    if not 1 <= axis < features.ndim:
+        raise ValueError(
+            f"channel_dim={channel_dim} is not an axis of features with shape {tuple(features.shape)}, or is the batch"
+        )
     dtype = torch.promote_types(features.dtype, torch.float32)
     pooled_axes = [d for d in range(1, features.ndim) if d != axis]
     x_BD = features.mean(pooled_axes, dtype=dtype) if pooled_axes else features.to(dtype)
@@ -99,13 +103,16 @@ def log_density(
         bandwidth_rule: see `bandwidth`.
 
     Returns:
-        (B,), finite for finite input.
+        (B,), finite for representations up to 1e18 in size.
     """
     C, D = centroids.shape
     scale_D = bandwidth(centroids, bandwidth_rule)
-    # Without the matmul trick: it cancels catastrophically exactly where it matters, close to a centroid.
+    # Centred, and without the matmul trick: both would lose the small differences between large features.
+    middle_D = centroids.mean(0)
     distance_BC = torch.cdist(
-        x / scale_D, centroids / scale_D, compute_mode="donot_use_mm_for_euclid_dist"
+        (x - middle_D) / scale_D,
+        (centroids - middle_D) / scale_D,
+        compute_mode="donot_use_mm_for_euclid_dist",
     ).square()
     log_kernel_BC = -0.5 * distance_BC.clamp_max(_FARTHEST) - scale_D.log().sum() - 0.5 * D * math.log(2 * math.pi)
     log_kernel_BC = log_kernel_BC - math.log(C)
@@ -178,8 +185,10 @@ def cluster_sums(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
         sums (C, D) of the representations assigned to each centroid, arrivals (C,) int64, their number.
     """
     member_SC = assign(x, centroids).unsqueeze(1) == torch.arange(len(centroids), device=x.device)
-    # A product instead of index_add: the latter adds in a random order on CUDA.
-    return member_SC.to(x.dtype).T @ x, member_SC.sum(0)
+    # A product instead of index_add: the latter adds in a random order on CUDA. In full precision, also when the
+    # model runs under autocast.
+    with torch.autocast(x.device.type, enabled=False):
+        return member_SC.to(x.dtype).T @ x, member_SC.sum(0)
 
 
 def update_centroids(

@@ -2,7 +2,8 @@
 
 Five kinds matter to recording and replaying a forward pass:
 
-- expensive: convolutions, matrix products, fused attention. Worth recording.
+- expensive: convolutions, matrix products, fused attention, max pooling. Worth recording: computing them again
+  costs more than copying the retained part of their output.
 - batch_norm: training-mode BatchNorm, the one common operation in which samples of a batch see each other.
 - random: draws random numbers (dropout, drop path). Must be drawn once, not twice.
 - host: hands a value of a tensor to Python, which may branch on it.
@@ -30,6 +31,7 @@ _EXPENSIVE = (
     *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
     *("_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math_for_mps"),
     *("_flash_attention_forward", "_efficient_attention_forward"),
+    *("max_pool2d_with_indices", "max_pool3d_with_indices", "mkldnn_max_pool2d"),
 )
 _BATCH_NORM = (
     *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
@@ -105,6 +107,13 @@ def _refusal(func: torch._ops.OpOverload) -> str:
     return ""
 
 
+def excused(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a refused operation is harmless in this call: x[indices] has a known shape, only x[mask] has not."""
+    if func is not aten.index.Tensor:
+        return False
+    return not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+
+
 def argument(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value an argument has in this call, its default included; None if there is no such argument."""
     if name in kwargs:
@@ -113,8 +122,3 @@ def argument(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
         if declared.name == name:
             return args[position] if position < len(args) else declared.default_value
     return None
-
-
-def trains(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a BatchNorm operation normalises with the batch's own statistics."""
-    return argument(func, "training", args, kwargs) is not False

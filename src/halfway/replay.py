@@ -51,7 +51,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-from . import ops
+from . import batch_norm, ops
 from .plan import Op, Plan, Samples, candidates, disagreement
 
 aten = torch.ops.aten
@@ -184,9 +184,9 @@ class Recorder(_Pass):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         kind, written, refusal = ops.traits(func)
-        if refusal:
+        if refusal and not ops.excused(func, args):
             self.tape.refuse(refusal)
-        if kind == "batch_norm" and ops.trains(func, args, kwargs):
+        if kind == "batch_norm" and batch_norm.trains(func, args, kwargs):
             self._refuse_in_checkpoint(func)
             return self._record_batch_norm(func, args, kwargs)
         if written:
@@ -209,8 +209,9 @@ class Recorder(_Pass):
 
     def _record_batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # It is given copies of the running statistics, so the real ones only move when (and if) the step is replayed.
-        moved = [a.clone() if isinstance(a, Tensor) else None for a in args[3:5]] if _has_running(func) else []
-        out = func(*args[:3], *moved, *args[3 + len(moved) :], **kwargs)
+        running = args[3:5] if batch_norm.takes_running_statistics(func) else ()
+        moved = [None if r is None else r.clone() for r in running]
+        out = batch_norm.forward(func, args, kwargs, moved)
         self.tape.entries.append(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
         return out
 
@@ -266,7 +267,7 @@ class Replayer(_Pass):
         if self._over:
             return func(*args, **kwargs)
         kind, written, _ = ops.traits(func)
-        if kind == "batch_norm" and ops.trains(func, args, kwargs):
+        if kind == "batch_norm" and batch_norm.trains(func, args, kwargs):
             return self._normalise(func, args, kwargs)
         if written:
             self._before_write(written, args, kwargs)
@@ -311,7 +312,11 @@ class Replayer(_Pass):
         out = func(*args, **kwargs)
         if op.proven:
             taken, size = self._cut(entry, op), len(self._indices)
-            pairs = [(s.first(a, size), s.first(b, size)) for s, a, b in zip(op.samples, _sequence(out), taken) if s]
+            pairs = [
+                (s.first(a, size), s.first(b, size))
+                for s, a, b in zip(op.samples, _sequence(out), taken, strict=True)
+                if s
+            ]
             self.mismatch = disagreement(*pairs[0])
         elif not op.always_compute and op.due():
             self._plan.refusal = op.prove(entry.outputs, _sequence(out), self._indices, self._tape.size)
@@ -329,17 +334,15 @@ class Replayer(_Pass):
 
     def _normalise(self, func: Any, args: Any, kwargs: Any) -> Any:
         entry, _ = self._next(func)
-        x, weight, bias = args[:3]
         mean, inverse_std = entry.outputs
         if entry.given != self._given(args[1:3]):
             raise Diverged("a BatchNorm is given other parameters than in the probe")
-        if mean.numel() != x.shape[1]:
+        if mean.numel() != args[0].shape[1]:
             # InstanceNorm presents its samples as channels: statistics of its own for each, nothing to hand over.
             self._before_write(ops.traits(func).written, args, kwargs)
             return func(*args, **kwargs)
         self._moved += [(r, m) for r, m in zip(args[3:5], entry.moved, strict=False) if m is not None]
-        out = aten.native_batch_norm(x, weight, bias, mean, inverse_std.pow(-2), False, 0.0, 0.0)[0]
-        return (out, mean, inverse_std, *([x.new_empty(0, dtype=torch.uint8)] * (len(func._schema.returns) - 3)))
+        return batch_norm.normalise(func, args, mean, inverse_std)
 
     def _cut(self, entry: Entry, op: Op) -> list[Any]:
         return [
@@ -430,7 +433,3 @@ def _shapes(args: tuple[Any, ...]) -> tuple[torch.Size, ...]:
 
 def _same(a: Any, b: Any) -> bool:
     return a == b or (a != a and b != b)
-
-
-def _has_running(func: Any) -> bool:
-    return any(a.name == "running_mean" for a in func._schema.arguments)

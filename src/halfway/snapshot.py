@@ -26,9 +26,7 @@ class Attributes:
         for module in modules:
             attributes = dict(vars(module))
             contents = [
-                (v, v.copy())
-                for k, v in attributes.items()
-                if isinstance(v, _CONTAINERS) and k not in _BOOKKEEPING
+                (v, v.copy()) for k, v in attributes.items() if isinstance(v, _CONTAINERS) and k not in _BOOKKEEPING
             ]
             self._saved.append((module, attributes, contents))
 

@@ -65,9 +65,7 @@ class Density(Selector):
     def select(self, candidates: Candidates, count: int) -> Selection:
         x_BD = self._represent(candidates)
         estimator = self._estimator_for(x_BD)
-        chance_B = torch.rand(
-            candidates.size, generator=candidates.generator, device=x_BD.device, dtype=x_BD.dtype
-        )
+        chance_B = torch.rand(candidates.size, generator=candidates.generator, device=x_BD.device, dtype=x_BD.dtype)
         if not estimator.ready:
             return Selection(PF.retain(chance_B, count), chance_B)
         importance_B = PF.importance(estimator.log_density(x_BD), self.noise, candidates.generator)
@@ -111,7 +109,7 @@ class Density(Selector):
             self.estimator = None
             return
         C, D = state["centroids"].shape
-        if C != self._estimator_settings["num_centroids"] or D > self.dim:
+        if self._estimator_settings["num_centroids"] != C or self.dim < D:
             raise ValueError(
                 f"the state has {C} centroids of {D} dimensions, but this selector is made for "
                 f"{self._estimator_settings['num_centroids']} of at most {self.dim}"

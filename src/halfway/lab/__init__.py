@@ -1,0 +1,1 @@
+"""Experiments: what needs more than torch. Nothing in the core imports this."""
