@@ -11,6 +11,7 @@ import itertools
 import math
 
 import numpy as np
+import torch
 
 
 def _rows(matrix) -> list[list[float]]:
@@ -164,3 +165,29 @@ def update_centroids(centroids, counts, sums, arrivals, beta: float, rule: str) 
             new_centroids.append([(beta * n * p + (1 - beta) * q) / total for p, q in zip(c, s, strict=True)])
         new_counts.append(n + m)
     return np.array(new_centroids), np.array(new_counts, dtype=np.int64)
+
+
+# --- what a replay is documented to do with BatchNorm ---------------------------------------------------------------
+
+
+class FullBatchNorm(torch.autograd.Function):
+    """BatchNorm of S samples with given statistics (those of all N), which its backward pass treats as the S samples' own:
+
+    dx_i = w / std * (dy_i - mean_S(dy) - xhat_i * mean_S(dy * xhat))
+    """
+
+    @staticmethod
+    def forward(ctx, x, mean, variance, weight, bias, eps):
+        shape = (1, -1) + (1,) * (x.ndim - 2)
+        std = (variance + eps).sqrt().view(shape)
+        xhat = (x - mean.view(shape)) / std
+        ctx.save_for_backward(xhat, std, weight)
+        return xhat * weight.view(shape) + bias.view(shape)
+
+    @staticmethod
+    def backward(ctx, dy):
+        xhat, std, weight = ctx.saved_tensors
+        axes = tuple(d for d in range(dy.ndim) if d != 1)
+        correction = dy.mean(axes, keepdim=True) + xhat * (dy * xhat).mean(axes, keepdim=True)
+        dx = weight.view_as(std) / std * (dy - correction)
+        return dx, None, None, (dy * xhat).sum(axes), dy.sum(axes), None

@@ -182,7 +182,7 @@ class WithIds(Dataset):
         self.dataset = dataset
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         item = self.dataset[index]

@@ -21,7 +21,7 @@ def forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: lis
     x = args[0]
     plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.ndim > 2
     if func is aten.native_batch_norm.default and plain and x.is_contiguous():
-        return _forward_in_vectorised_passes(x, *args[1:3], moved, *args[6:8])
+        return _forward_in_vectorised_passes(x, args[1], args[2], moved, args[6], args[7])
     return func(*args[:3], *moved, *args[3 + len(moved) :], **kwargs)
 
 

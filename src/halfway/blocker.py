@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from . import batch as batches
 from . import selectors
 from .batch import Batch
-from .engine import Engine, Inputs, Probe
+from .engine import Engine
 from .functional import retained_count
 from .schedule import Schedule
 from .selectors import Candidates, Selection, Selector
+from .shallow import Inputs, Shallow
 from .stats import Counters, Stats
 
 _REUSE = ("auto", "replay", "recompute")
@@ -88,7 +89,8 @@ class ForwardBlocker:
         if at is not None:
             self._layer_name, layer = _find_layer(self._root, at)
             self.selector.bind(self._layer_name, layer)
-            self._engine = Engine(self._root, layer, self._layer_name, reuse, compiled, self._counters)
+            shallow = Shallow(self._root, layer, self._layer_name, compiled)
+            self._engine = Engine(shallow, reuse, self._counters)
         elif self.selector.needs != "nothing":
             raise ValueError(
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
@@ -142,10 +144,8 @@ class ForwardBlocker:
         count = retained_count(size, self.prune_ratio) if active else size
         to_model = self._to_model(whole, inputs)
         generator = self._generator(to_model.tensors()[0].device)
-        probe = None
-        if count < size and self.selector.needs == "features":
-            assert self._engine is not None
-            probe = self._engine.probe(to_model, size)
+        engine = self._engine if self.selector.needs == "features" else None
+        probe = engine.shallow.probe(to_model, size) if engine is not None and count < size else None
         # From here on nothing of the user's is run, so nothing can fail with half of a step counted.
         counters.steps += 1
         counters.seen += size
@@ -153,32 +153,20 @@ class ForwardBlocker:
         self.last = None
         if count == size:
             counters.spent += size
-            if self._engine is not None and self.selector.needs == "features":
-                self._engine.watch(lambda f: self._learn(Candidates(size, generator, f, ids), None))
+            if engine is not None:
+                engine.watch(lambda f: self._learn(Candidates(size, generator, f, ids), None))
             return whole
         counters.pruned_steps += 1
         candidates = Candidates(size, generator, probe.features if probe else None, ids)
         with torch.no_grad(), torch.autocast(generator.device.type, enabled=False):
             self.last = self.selector.select(candidates, count)
         part = whole.cut(self.last.indices, size)
-        if probe is None:
-            counters.spent += count
-        else:
-            counters.spent += count + (size - count) * self._engine.shallow_share
-            self._reuse(probe, to_model, self._to_model(part, inputs), self.last.indices)
+        counters.spent += count
+        if engine is not None and probe is not None:
+            counters.spent += (size - count) * engine.shallow.share
+            engine.prepare(probe, to_model, self._to_model(part, inputs), self.last.indices)
         self._learn(candidates, self.last.indices)
         return part
-
-    def _reuse(self, probe: Probe, to_model: Inputs, part: Inputs, indices: Tensor) -> None:
-        """Prepare the model's call on the retained samples: to replay, or to compute."""
-        engine = self._engine
-        assert engine is not None
-        plan = engine.plan(probe, to_model, part, indices)
-        if plan.refusal:
-            probe.rewind()
-            engine.recompute(plan.refusal, len(indices))
-        else:
-            engine.arm(probe, plan, part, indices)
 
     def _learn(self, candidates: Candidates, retained: Tensor | None) -> None:
         with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
@@ -189,12 +177,12 @@ class ForwardBlocker:
         if whole.named:
             names = list(inputs) if inputs is not None else [n for n in whole.named if n in self._parameters]
             unknown = [n for n in names if n not in whole.named]
-            if unknown or not names:
+            if unknown:
+                raise ValueError(f"inputs={unknown} are not in the batch, which has {list(whole.named)}")
+            if not names:
                 raise ValueError(
-                    f"inputs={unknown} are not in the batch, which has {list(whole.named)}"
-                    if unknown
-                    else f"none of {list(whole.named)} is a parameter of the model's forward({', '.join(self._parameters)}); "
-                    "say which go to the model with inputs=[...]"
+                    f"none of {list(whole.named)} is a parameter of the model's "
+                    f"forward({', '.join(self._parameters)}); say which go to the model with inputs=[...]"
                 )
             return Inputs((), {n: whole.named[n] for n in names})
         if inputs is not None:

@@ -40,18 +40,15 @@ In the replay each entry of the tape is released as soon as it has been used.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 
 from . import batch_norm, ops
+from .guard import Memory, Pass, address
 from .plan import Op, Plan, Samples, candidates, disagreement
 
 aten = torch.ops.aten
@@ -98,81 +95,7 @@ class Tape:
         return tuple((e.func, *(_shape(o) for o in e.outputs)) for e in self.entries if e is not None)
 
 
-class Memory:
-    """The tensors that outlive a pass, by the memory they occupy: parameters and buffers, and the model's inputs."""
-
-    def __init__(self, lasting: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
-        self.lasting: dict[int, list[Tensor]] = {}
-        self.inputs: dict[int, list[Tensor]] = {}
-        for tensors, where in ((lasting, self.lasting), (inputs, self.inputs)):
-            for t in tensors:
-                where.setdefault(_address(t), []).append(t)
-
-
-class _Pass(TorchDispatchMode):
-    """What both passes share: the undo log, and knowing which parameter an operation is given."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, memory: Memory) -> None:
-        super().__init__()
-        self._memory = memory
-        self._undo: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._casts: dict[int, tuple[tuple[int, int], Tensor]] = {}
-        self.wrote_input = False
-
-    def undo(self) -> None:
-        """Give parameters, buffers and inputs the values they had when the pass began."""
-        with torch.no_grad():
-            for saved in self._undo.values():
-                for t, before in saved:
-                    # Through .data: a graph that saved this tensor must not see its version move.
-                    t.data.copy_(before)
-        self._undo.clear()
-
-    def _before_write(self, written: tuple[int | str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for key in written:
-            value = kwargs.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
-            for t in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(t, Tensor):
-                    self._protect(_address(t))
-
-    def _protect(self, address: int) -> None:
-        if address in self._undo:
-            return
-        targets = self._memory.lasting.get(address, []) + self._memory.inputs.get(address, [])
-        if targets:
-            self._undo[address] = [(t, t.detach().clone()) for t in targets]
-            self.wrote_input |= address in self._memory.inputs
-
-    def _note_cast(self, source: Any, result: Tensor) -> None:
-        """Autocast hands operations a copy of a parameter: remember whose. (Kept alive: addresses are reused.)"""
-        origin = self._origin(source)
-        if origin is not None:
-            self._casts[_address(result)] = (origin, result.detach())
-
-    def _origin(self, t: Any) -> tuple[int, int] | None:
-        address = _address(t)
-        if address in self._memory.lasting:
-            return address, t.storage_offset()
-        cast = self._casts.get(address)
-        return cast[0] if cast else None
-
-    def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(self._origin(a) for a in args if isinstance(a, Tensor))
-
-
-class Guard(_Pass):
-    """Runs everything; only the undo log is kept."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        written = ops.traits(func).written
-        if written:
-            self._before_write(written, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
-class Recorder(_Pass):
+class Recorder(Pass):
     """Runs everything, keeps what a replay will need."""
 
     def __init__(self, memory: Memory, size: int, foreign_hooks: Callable[[], bool]) -> None:
@@ -203,7 +126,7 @@ class Recorder(_Pass):
         entry = Entry(func, [_detached(o) for o in _sequence(out)], self._given(args))
         for i, o in enumerate(entry.outputs):
             if isinstance(o, Tensor):
-                self._kept.setdefault(_address(o), []).append((entry, i))
+                self._kept.setdefault(address(o), []).append((entry, i))
         self.tape.entries.append(entry)
         return out
 
@@ -215,9 +138,9 @@ class Recorder(_Pass):
         self.tape.entries.append(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
         return out
 
-    def _protect(self, address: int) -> None:
-        super()._protect(address)
-        for entry, i in self._kept.pop(address, ()):
+    def _protect(self, where: int) -> None:
+        super()._protect(where)
+        for entry, i in self._kept.pop(where, ()):
             entry.outputs[i] = entry.outputs[i].clone()
 
     def _refuse_in_checkpoint(self, func: Any) -> None:
@@ -227,7 +150,7 @@ class Recorder(_Pass):
             self.tape.refuse(f"the shallow part runs {func} under torch.utils.checkpoint or no_grad")
 
 
-class Replayer(_Pass):
+class Replayer(Pass):
     """Answers expensive operations from the tape, cut to the retained rows.
 
     `spot` is one operation that is computed all the same; `mismatch` then holds how far the recording was off.
@@ -405,10 +328,6 @@ class Rehearsal(Replayer):
                 )
             options.append(found)
         op.options = options
-
-
-def _address(t: Tensor) -> int:
-    return t.untyped_storage().data_ptr()
 
 
 def _sequence(out: Any) -> list[Any]:

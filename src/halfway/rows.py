@@ -10,7 +10,8 @@ def memory_order(t: Tensor) -> tuple[int, ...] | None:
     (nothing to do) or not dense (nothing to preserve)."""
     if t.is_contiguous():
         return None
-    order = tuple(sorted(range(t.ndim), key=lambda d: (-t.stride(d), d)))
+    strides = t.stride()
+    order = tuple(sorted(range(t.ndim), key=lambda d: (-strides[d], d)))
     return order if t.permute(order).is_contiguous() else None
 
 

@@ -1,0 +1,306 @@
+"""Running the shallow part of a model: probes, rehearsals, and the validation on the first batch.
+
+All of these run the user's model, or the part of it up to the cut, and leave no trace but what they return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import batch
+from .cost import Meter
+from .guard import Guard, Memory
+from .plan import Plan, disagreement, tolerance
+from .replay import Diverged, Recorder, Rehearsal, Tape
+from .snapshot import Attributes, HostRandom, TorchRandom
+
+# Differences beyond this many tolerances are errors, not rounding.
+ERROR = 4.0
+# How many kinds of steps are remembered, and how many rehearsals are normal before it looks hopeless.
+_PLANS = 64
+_MANY_REHEARSALS = 16
+
+
+class Stop(BaseException):
+    """Raised at the cut to end a pass. A BaseException: no model's own `except` should swallow it."""
+
+
+class Inputs(NamedTuple):
+    """What goes to the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in batch.leaves(tuple(self)) if isinstance(leaf, Tensor)]
+
+
+class Probe(NamedTuple):
+    """The cut's output on all samples, the tape, and where the random generators were before."""
+
+    features: Tensor
+    tape: Tape
+    host_random: HostRandom
+    torch_random: TorchRandom
+
+    def rewind(self) -> None:
+        """Put the random generators back, as if the probe had never happened."""
+        self.host_random.restore()
+        self.torch_random.restore()
+
+
+class Shallow:
+    """The part of a model up to one of its layers.
+
+    Args:
+        root: the innermost model, without wrappers.
+        layer: the cut, a submodule of root.
+        layer_name: its name, for messages.
+        compiled: whether the model is called through torch.compile.
+
+    Attributes:
+        share: the shallow forward relative to a whole training step, in FLOPs; known after `validate`.
+        autocast: the state of autocast in the model's last training call; None before the first.
+    """
+
+    def __init__(self, root: nn.Module, layer: nn.Module, layer_name: str, compiled: bool) -> None:
+        self.root = root
+        self.layer = layer
+        self.layer_name = layer_name
+        self.compiled = compiled
+        self.share = 0.0
+        self.autocast: tuple[bool, torch.dtype] | None = None
+        # The modules that run before the cut: all of them until the first probe has shown which.
+        self.modules = list(root.modules())
+        self._all_modules = self.modules
+        self._names = {m: n for n, m in root.named_modules()}
+        self._signature = inspect.signature(root.forward)
+        self._plans: dict[Any, Plan] = {}
+        self._probes = self._rehearsals = 0
+
+    def probe(self, inputs: Inputs, size: int) -> Probe:
+        """Run the model up to the cut on all `size` samples.
+
+        Afterwards parameters, buffers, inputs and attributes are what they were; only the random generators have
+        moved, as a replay will not move them again (`Probe.rewind` takes that back too).
+        """
+        self._probes += 1
+        tensors = inputs.tensors()
+        recorder = Recorder(self.memory(tensors), size, _foreign_hooks)
+        host_random, torch_random = HostRandom(), TorchRandom(tensors[0].device)
+        attributes = Attributes(self.modules)
+        found: list[Any] = []
+
+        def stop(module: nn.Module, args: Any, output: Any) -> None:
+            found.append(output)
+            raise Stop
+
+        try:
+            with self.hooked(stop), self._passing(tensors[0]), recorder, contextlib.suppress(Stop):
+                self.root(*inputs.args, **inputs.kwargs)
+        finally:
+            recorder.undo()
+            attributes.restore()
+            if not found:
+                host_random.restore()
+                torch_random.restore()
+        if recorder.wrote_input:
+            recorder.tape.refuse("the model changes its input in place")
+        if self.compiled:
+            recorder.tape.refuse("the model is compiled (compile only its deep part to replay)")
+        return Probe(self.features(found, size), recorder.tape, host_random, torch_random)
+
+    def validate(
+        self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int, rehearse: bool
+    ) -> str:
+        """Find out on the first batch what would otherwise surface epochs later, and leave no trace.
+
+        The cut must be reached, once, and give features; the step is rehearsed. On the way the whole forward pass is
+        metered: how much of a training step is the shallow forward? `cut` gives the inputs of some of the samples.
+
+        Returns why steps like this one cannot be replayed, or "".
+        """
+        refusal = ""
+        entered: set[nn.Module] = {self.root}
+        handle = nn.modules.module.register_module_forward_pre_hook(lambda m, _: entered.add(m))
+        try:
+            probe = self.probe(inputs, size)
+        finally:
+            handle.remove()
+        self.modules = [m for m in self._all_modules if m in entered]
+        indices = torch.arange(size - retained, size, device=probe.features.device)
+        part = cut(indices)
+        if rehearse and retained < size:
+            refusal = self.plan(probe, inputs, part, indices).refusal
+        probe.rewind()
+        self._meter(part)
+        return refusal
+
+    def _meter(self, inputs: Inputs) -> None:
+        tensors = inputs.tensors()
+        guard, meter = Guard(self.memory(tensors)), Meter()
+        attributes, host_random = Attributes(self._all_modules), HostRandom()
+        torch_random = TorchRandom(tensors[0].device)
+        visits = []
+
+        def at_cut(module: nn.Module, args: Any, output: Any) -> None:
+            visits.append(module)
+            meter.reached_cut()
+
+        try:
+            with self.hooked(at_cut), self._passing(tensors[0]), meter, guard:
+                self.root(*inputs.args, **inputs.kwargs)
+        finally:
+            guard.undo()
+            attributes.restore()
+            host_random.restore()
+            torch_random.restore()
+        if len(visits) > 1:
+            raise ValueError(
+                f"layer {self.layer_name!r} runs {len(visits)} times in one forward pass, so it is no place to cut; "
+                "choose one that runs once (`halfway layers` lists them)"
+            )
+        self.share = meter.shallow_share
+
+    def features(self, found: list[Any], size: int) -> Tensor:
+        name = self.layer_name
+        if not found:
+            raise ValueError(
+                f"layer {name!r} never runs in the model's forward pass, so nothing can be cut there; choose one that "
+                "does (`halfway layers` lists them)"
+            )
+        features = found[0]
+        if not isinstance(features, Tensor):
+            raise TypeError(
+                f"layer {name!r} returns a {type(features).__name__}, not a tensor; cut at one of its submodules, or "
+                "at another layer (`halfway layers` lists those that return a tensor)"
+            )
+        if not features.is_floating_point():
+            raise TypeError(f"layer {name!r} returns {features.dtype}, not floating point features; cut further down")
+        if features.ndim < 2 or features.shape[0] != size:
+            raise ValueError(
+                f"layer {name!r} returns shape {tuple(features.shape)} for {size} samples; the batch must come first. "
+                "Cut at a layer outside of the part that folds or transposes the batch"
+            )
+        return features.detach()
+
+    @contextlib.contextmanager
+    def _passing(self, example: Tensor) -> Iterator[None]:
+        """The circumstances of the model's call: autocast as in its last one, and grad enabled, for without grad many
+        models run other operations. Nothing is saved for a backward pass that will never come."""
+        device = example.device.type
+        enabled, dtype = self.expected_autocast(example)
+        with contextlib.ExitStack() as stack:
+            if self.compiled:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            torch.clear_autocast_cache()
+            stack.callback(torch.clear_autocast_cache)
+            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _unavailable))
+            yield
+
+    @contextlib.contextmanager
+    def hooked(self, at_cut: Callable[[nn.Module, Any, Any], None]) -> Iterator[None]:
+        handle = self.layer.register_forward_hook(at_cut)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def plan(self, probe: Probe, inputs: Inputs, part: Inputs, indices: Tensor) -> Plan:
+        """The plan for steps like this one: a known one, or a new one from a rehearsal."""
+        if probe.tape.refusal:
+            return Plan(refusal=probe.tape.refusal)
+        described = tuple((t.shape, t.stride(), t.dtype, t.device) for t in inputs.tensors())
+        key = (len(indices), described, self.expected_autocast(inputs.tensors()[0]), probe.tape.signature())
+        if key not in self._plans:
+            if self._rehearsals > _MANY_REHEARSALS and self._rehearsals > self._probes / 4:
+                return Plan(refusal="the shallow part takes another path, or another input shape, in most steps")
+            if len(self._plans) >= _PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = self._rehearse(probe, part, indices)
+        return self._plans[key]
+
+    def _rehearse(self, probe: Probe, part: Inputs, indices: Tensor) -> Plan:
+        """Run the shallow part on the retained samples and compare every operation with the tape. Leaves no trace."""
+        self._rehearsals += 1
+        tensors = part.tensors()
+        plan = Plan()
+        entered = [""]
+        rehearsal = Rehearsal(self.memory(tensors), probe.tape, plan, indices, lambda: entered[-1])
+        attributes = Attributes(self.modules)
+        host_random, torch_random = HostRandom(), TorchRandom(tensors[0].device)
+
+        def enter(module: nn.Module, args: Any) -> None:
+            entered.append(self._names.get(module, entered[-1]))
+
+        def stop(module: nn.Module, args: Any, output: Tensor) -> None:
+            rehearsal.finish()
+            rehearsal.leave()
+            expected = probe.features.index_select(0, indices).flatten(1)
+            off = disagreement(expected, output.flatten(1)) / tolerance(output)
+            if off > ERROR:
+                raise Diverged(f"the features of {self.layer_name!r} depend on the other samples of the batch")
+            raise Stop
+
+        handle = nn.modules.module.register_module_forward_pre_hook(enter)
+        probe.host_random.restore()
+        try:
+            with self.hooked(stop), self._passing(tensors[0]), rehearsal.entered(), contextlib.suppress(Stop):
+                self.root(*part.args, **part.kwargs)
+        except Diverged as difference:
+            plan.refusal = difference.reason
+        finally:
+            handle.remove()
+            rehearsal.undo()
+            attributes.restore()
+            host_random.restore()
+            torch_random.restore()
+        return plan
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for module in self._all_modules:
+            for tensors in (module._parameters, module._buffers):
+                for t in tensors.values():
+                    if t is not None:
+                        yield t
+
+    def memory(self, inputs: list[Tensor]) -> Memory:
+        return Memory(self._tensors(), inputs)
+
+    def fingerprint(self) -> list[Any]:
+        return [(id(t), t.data_ptr(), t._version) for t in self._tensors()]
+
+    def expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
+        return self.autocast or autocast_state(example.device.type)
+
+    def bind(self, args: Any, kwargs: Any) -> list[Any] | None:
+        """The call's arguments as a flat list, the same however they are passed."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+        return [x for name, value in bound.arguments.items() for x in (name, *batch.leaves(value))]
+
+
+def _drop(t: Tensor) -> None:
+    return None
+
+
+def _unavailable(packed: Any) -> Tensor:
+    raise RuntimeError("halfway: no backward pass through a probe")
+
+
+def _foreign_hooks() -> bool:
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and hooks[0] is not _drop
+
+
+def autocast_state(device_type: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
