@@ -34,7 +34,6 @@ class Note:
 class Step(nn.Module):
     """One step of a program. `note` is None in a plain run."""
 
-    per_sample = True
     note: Note | None = None
 
     def remember(self, value: Tensor) -> None:
@@ -170,7 +169,6 @@ class Residual(Step):
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.inner = nn.ModuleList(make_step(rng, depth=1) for _ in range(rng.randint(1, 3)))
-        self.per_sample = all(s.per_sample for s in self.inner)
         zero = rng.random() < 0.2
         self.gate = nn.Parameter(torch.zeros(1) if zero else torch.ones(1))
 
@@ -184,7 +182,6 @@ class Residual(Step):
 class Mixing(Step):
     """Samples of the batch see each other: not replayable."""
 
-    per_sample = False
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -210,7 +207,6 @@ class Branch(Step):
         super().__init__()
         self.ways = nn.ModuleList([nn.Conv2d(CHANNELS, CHANNELS, 1) for _ in range(2)])
         self.by = rng.choice(["batch", "sum", "parameter", "scale"])
-        self.per_sample = self.by == "parameter"
 
     def forward(self, x: Tensor) -> Tensor:
         if self.by == "scale":
@@ -249,6 +245,13 @@ def make_step(rng: random.Random, depth: int = 0) -> Step:
     return rng.choice(kinds)(rng)
 
 
+class DropElements(nn.Module):
+    """Dropout whose draw does not depend on the memory layout of its input (that of nn.Dropout does)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(x.shape) > 0.2)
+
+
 class Program(nn.Module):
     """A random program: a shallow part, the cut, a deep part, a skip connection across the cut."""
 
@@ -257,7 +260,7 @@ class Program(nn.Module):
         torch.manual_seed(rng.randint(0, 2**31))
         self.shallow = nn.ModuleList(make_step(rng) for _ in range(rng.randint(1, 5)))
         self.cut = nn.Identity()
-        self.deep = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.Dropout(0.2), nn.BatchNorm2d(CHANNELS))
+        self.deep = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), DropElements(), nn.BatchNorm2d(CHANNELS))
         self.skip = rng.choice([None, *range(len(self.shallow))])
         self.double()
 
@@ -269,9 +272,14 @@ class Program(nn.Module):
                 skipped = out.clone()
         return (self.deep(self.cut(out * 1.0)) + skipped).flatten(1).sum(1)
 
-    @property
-    def per_sample(self) -> bool:
-        return all(step.per_sample for step in self.shallow)
+    def describe(self) -> str:
+        """The steps with their settings, in a line."""
+        plain = (str, bool, int)
+        return " ".join(
+            f"{type(m).__name__}({', '.join(f'{k}={v}' for k, v in vars(m).items() if k[0] != '_' and type(v) in plain)})"
+            for m in self.modules()
+            if isinstance(m, Step)
+        )
 
     def set_note(self, note: Note | None) -> None:
         for module in self.modules():

@@ -58,6 +58,10 @@ def check_program(rng: random.Random, steps: int = 3) -> tuple[int, int]:
     side = rng.choice([2, 3])
     ratio = rng.choice([0.4, 0.5, 0.7])
     centroids = rng.choice([1, 3])
+    try:
+        gradients(copy.deepcopy(program), torch.randn(n, CHANNELS, side, side, dtype=torch.float64))
+    except RuntimeError:  # not a valid program: autograd needs a value that it overwrites
+        return 0, 0
     blocker = halfway.ForwardBlocker(program, "cut", ratio, selector=halfway.Density(num_centroids=centroids))
     optimizer = torch.optim.SGD(program.parameters(), 0.01)
     for _ in range(steps):
@@ -82,15 +86,13 @@ def check_program(rng: random.Random, steps: int = 3) -> tuple[int, int]:
         assert grads.keys() == expected.keys()
         scale = max(largest(expected.values()), 1e-3)
         for name, value in expected.items():
-            assert largest([grads[name] - value]) <= TOLERANCE * scale, (name, program, blocker.stats)
+            assert largest([grads[name] - value]) <= TOLERANCE * scale, (name, program.describe(), n, ratio, blocker.stats)
         for (name, mine), theirs in zip(program.named_buffers(), reference.buffers(), strict=True):
-            assert largest([mine - theirs]) <= TOLERANCE * max(largest([theirs]), 1), (name, program, blocker.stats)
+            assert largest([mine - theirs]) <= TOLERANCE * max(largest([theirs]), 1), (name, program.describe(), n, ratio, blocker.stats)
         set_generators(end)
         optimizer.step()
     stats = blocker.stats
     blocker.remove()
-    if not program.per_sample and any(type(s).__name__ == "Mixing" for s in program.shallow):
-        assert stats.steps_replayed == 0, program
     return stats.steps_replayed, stats.steps_recomputed
 
 
