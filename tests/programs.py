@@ -1,9 +1,9 @@
 """Random small programs for the fuzz test, and what training on the retained samples should do to them.
 
-A program is a list of steps on a batch of token maps (N, T, C) or feature maps (N, C, H, W). Each step is a module that
-runs in one of two ways: plainly, or as the engine documents a replay: BatchNorm with the statistics and dropout with the
-draws that *all* samples had in a first pass. The second way is written out here with explicit side information, so it
-shares nothing with the engine but the definition.
+A program is a list of steps on feature maps (N, C, H, W). Each step is a module that runs in one of two ways: plainly,
+or as the engine documents a replay: BatchNorm with the statistics and dropout with the draws that *all* samples had in a
+first pass. The second way is written out here with explicit side information, so it shares nothing with the engine but
+the definition.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Step(nn.Module):
 class Conv(Step):
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=rng.choice([1, 1, 2, 4]), bias=rng.random() < 0.5)
+        self.conv = nn.Conv2d(
+            CHANNELS, CHANNELS, 3, padding=1, groups=rng.choice([1, 1, 2, 4]), bias=rng.random() < 0.5
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x)
@@ -182,7 +184,6 @@ class Residual(Step):
 class Mixing(Step):
     """Samples of the batch see each other: not replayable."""
 
-
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.kind = rng.choice(["roll", "flip", "mean", "pairs", "shuffle"])
@@ -239,7 +240,19 @@ class PythonBranch(Step):
 
 
 def make_step(rng: random.Random, depth: int = 0) -> Step:
-    kinds: list[type[Step]] = [Conv, Conv, Pointwise, Pointwise, Attention, InPlace, InPlace, Cheap, Cheap, Dropout, Norm]
+    kinds: list[type[Step]] = [
+        Conv,
+        Conv,
+        Pointwise,
+        Pointwise,
+        Attention,
+        InPlace,
+        InPlace,
+        Cheap,
+        Cheap,
+        Dropout,
+        Norm,
+    ]
     if depth == 0:
         kinds += [Residual, Residual, Mixing, Branch, PythonBranch]
     return rng.choice(kinds)(rng)
@@ -274,12 +287,9 @@ class Program(nn.Module):
 
     def describe(self) -> str:
         """The steps with their settings, in a line."""
-        plain = (str, bool, int)
-        return " ".join(
-            f"{type(m).__name__}({', '.join(f'{k}={v}' for k, v in vars(m).items() if k[0] != '_' and type(v) in plain)})"
-            for m in self.modules()
-            if isinstance(m, Step)
-        )
+        steps = [m for m in self.modules() if isinstance(m, Step)]
+        plain = [{k: v for k, v in vars(m).items() if k[0] != "_" and type(v) in (str, bool, int)} for m in steps]
+        return " ".join(f"{type(m).__name__}{settings}" for m, settings in zip(steps, plain, strict=True))
 
     def set_note(self, note: Note | None) -> None:
         for module in self.modules():

@@ -86,9 +86,21 @@ def check_program(rng: random.Random, steps: int = 3) -> tuple[int, int]:
         assert grads.keys() == expected.keys()
         scale = max(largest(expected.values()), 1e-3)
         for name, value in expected.items():
-            assert largest([grads[name] - value]) <= TOLERANCE * scale, (name, program.describe(), n, ratio, blocker.stats)
+            assert largest([grads[name] - value]) <= TOLERANCE * scale, (
+                name,
+                program.describe(),
+                n,
+                ratio,
+                blocker.stats,
+            )
         for (name, mine), theirs in zip(program.named_buffers(), reference.buffers(), strict=True):
-            assert largest([mine - theirs]) <= TOLERANCE * max(largest([theirs]), 1), (name, program.describe(), n, ratio, blocker.stats)
+            assert largest([mine - theirs]) <= TOLERANCE * max(largest([theirs]), 1), (
+                name,
+                program.describe(),
+                n,
+                ratio,
+                blocker.stats,
+            )
         set_generators(end)
         optimizer.step()
     stats = blocker.stats

@@ -317,7 +317,8 @@ class Layers(Sequence[Layer]):
             explained += f"; run: {self.length} {unit}s, pruned in [{self.schedule.start}, {stop})"
         return (
             f"{self.model}: cost relative to training on all samples (1.000), in FLOPs, pruning the share p\n"
-            f"F/T: shallow forward / whole training step; {explained}\n\n" + columns(header, map(self._cells, self._rows))
+            f"F/T: shallow forward / whole training step; {explained}\n\n"
+            + columns(header, map(self._cells, self._rows))
         )
 
     __repr__ = __str__

@@ -136,13 +136,15 @@ class Engine:
         )
         self._armed.callback(handle.remove)
 
-    def release(self, reason: str = "the model was not called on the retained samples") -> None:
-        """Forget a pending tape, and free it."""
+    def release(
+        self, reason: str = "the model was not called on the retained samples", *, demanded: bool = False
+    ) -> None:
+        """Forget a pending tape, and free it. A probe that is never used is no error, even if replays are `demanded`."""
         pending, self._pending = self._pending, None
         self._approved = False
         self._armed.close()
         if pending is not None:
-            self._fell_back(reason, len(pending.indices))
+            self._fell_back(reason, len(pending.indices), demanded=demanded)
 
     @contextlib.contextmanager
     def _listening(self, hook: Callable[..., None]) -> Iterator[None]:
@@ -181,7 +183,8 @@ class Engine:
         self._note_autocast(module, args, kwargs)
         difference = self._difference(self._pending, args, kwargs)
         if difference:
-            self.release(_FIRST_AUTOCAST if difference == _AUTOCAST and first_call else difference)
+            reason = _FIRST_AUTOCAST if difference == _AUTOCAST and first_call else difference
+            self.release(reason, demanded=True)
         else:
             self._approved = True
 
@@ -265,12 +268,12 @@ class Engine:
                 'cannot see (it may mix samples of the batch); use ForwardBlocker(..., reuse="recompute")'
             )
 
-    def _fell_back(self, reason: str, retained: int) -> None:
+    def _fell_back(self, reason: str, retained: int, demanded: bool = True) -> None:
         self.counters.recomputed[reason] += 1
         self.counters.spent += retained * self.shallow.share
         if self.reuse == "recompute" or reason == _FIRST_AUTOCAST:
             return
-        if self.reuse == "replay":
+        if self.reuse == "replay" and demanded:
             raise ReplayError(self._demanded(reason))
         if reason not in self._warned:
             self._warned.add(reason)

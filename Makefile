@@ -1,0 +1,26 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench
+
+# Everything sets itself up: the first call makes a virtual environment and installs into it.
+$(BIN)/halfway: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]" --constraint constraints.txt
+	touch $@
+
+demo: $(BIN)/halfway
+	$(BIN)/halfway demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: $(BIN)/halfway
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(BIN)/halfway
+	$(BIN)/python benchmarks/zoo.py
