@@ -1,8 +1,8 @@
 """Random small programs for the fuzz test, and what training on the retained samples should do to them.
 
 A program is a list of steps on feature maps (N, C, H, W). Each step is a module that runs in one of two ways: plainly,
-or as the engine documents a replay: BatchNorm with the statistics and dropout with the draws that *all* samples had in a
-first pass. The second way is written out here with explicit side information, so it shares nothing with the engine but
+or as the engine documents a replay: BatchNorm with the statistics and dropout with the draws that *all* samples had in
+a first pass. The second way is written out with explicit side information, so it shares nothing with the engine but
 the definition.
 """
 

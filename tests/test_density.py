@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import reference
 from halfway.density import DensityEstimator
+from tests import reference
 
 
 def randn(*shape, seed=0):

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import random
 import warnings
 import weakref
 
@@ -89,8 +90,8 @@ IMAGES = {
 def freeze_batch_norm(model):
     """Without training-mode BatchNorm, and without dropout, training on the retained samples is the exact reference."""
     for module in model.modules():
-        random = isinstance(module, nn.Dropout) or type(module).__name__ in ("StochasticDepth", "DropPath")
-        if random or isinstance(module, nn.modules.batchnorm._BatchNorm):
+        draws = isinstance(module, nn.Dropout) or type(module).__name__ in ("StochasticDepth", "DropPath")
+        if draws or isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
     return model
 
@@ -388,6 +389,46 @@ def test_an_operation_is_not_trusted_before_its_rows_differ():
     assert stats.operations_replayed >= 10
 
 
+class LayerDrop(nn.Module):
+    """Skips a layer by a draw of Python's generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.maybe, self.cut, self.head = (nn.Linear(5, 5) for _ in range(4))
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        if random.random() < 0.5:
+            h = self.maybe(h)
+        return self.head(self.cut(h))
+
+
+def test_layers_dropped_by_pythons_generator_are_dropped_alike_and_drawn_once(x):
+    model = LayerDrop().train()
+    blocker = halfway.ForwardBlocker(model, "cut", 0.5, selector=density(), reuse="replay")
+    random.seed(0)
+    for _ in range(8):
+        gradients(model, blocker(x))
+    drawn = random.getstate()
+    assert blocker.stats.steps_replayed == 8
+    random.seed(0)
+    for _ in range(8):
+        random.random()
+    assert random.getstate() == drawn
+
+
+def test_python_draws_between_the_blocker_and_the_model_are_not_lost(x):
+    model = LayerDrop().train()
+    blocker = halfway.ForwardBlocker(model, "cut", 0.5, selector=density(), reuse="replay")
+    random.seed(0)
+    retained = blocker(x)
+    between = random.random()
+    gradients(model, retained)
+    after = random.random()
+    random.seed(0)
+    assert [random.random() for _ in range(3)][1:] == [between, after]
+
+
 # --- what cannot be replayed is said --------------------------------------------------------------------------------
 
 
@@ -519,7 +560,7 @@ def test_recordings_are_freed_when_the_retained_samples_are_dropped(x):
     retained = blocker(x)
     recorded = recorded_tensors(blocker)
     assert alive(recorded) == 2
-    with pytest.warns(UserWarning, match="not passed to the model"):
+    with pytest.warns(UserWarning, match="before the blocker"):
         del retained
     assert alive(recorded) == 0
 

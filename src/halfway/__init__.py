@@ -3,6 +3,7 @@
 from . import functional
 from .batch import WithIds
 from .blocker import ForwardBlocker
+from .cost import cost, layers
 from .density import DensityEstimator
 from .engine import ReplayError
 from .schedule import Schedule
@@ -22,5 +23,7 @@ __all__ = [
     "Selector",
     "Stats",
     "WithIds",
+    "cost",
     "functional",
+    "layers",
 ]

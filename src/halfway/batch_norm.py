@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from . import ops
 
@@ -31,6 +32,19 @@ def normalise(func: Any, args: tuple[Any, ...], mean: Tensor, inverse_std: Tenso
     out = aten.native_batch_norm(x, weight, bias, mean, inverse_std.pow(-2), False, 0.0, 0.0)[0]
     reserve = [x.new_empty(0, dtype=torch.uint8)] * (len(func._schema.returns) - 3)
     return (out, mean, inverse_std, *reserve)
+
+
+class WithoutCudnn(TorchFunctionMode):
+    """Has `F.batch_norm` use PyTorch's own kernel.
+
+    cuDNN's keeps a reserve for its backward pass that only its own forward can make, so a replay on CUDA cannot use
+    it. Reasoned from the sources, never run on a GPU.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.batch_norm and len(args) == 9:
+            args = (*args[:8], False)
+        return func(*args, **(kwargs or {}))
 
 
 def takes_running_statistics(func: Any) -> bool:

@@ -96,7 +96,7 @@ class Meter(TorchDispatchMode):
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
     if func is aten.convolution_backward.default:
         return _convolution_backward(*args, **kwargs)
-    packet = getattr(func, "_overloadpacket", None)
+    packet: Any = getattr(func, "_overloadpacket", None)
     # torch 2.6 does not know the CPU's fused attention yet; it counts like the others.
     formula = flop_registry.get(packet) or flop_registry.get(_SAME_AS.get(packet))
     return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
@@ -197,9 +197,10 @@ def cost(
     finally:
         handle.remove()
     if len(visits) != 1:
+        how = f"runs {len(visits)} times" if visits else "never runs"
         raise ValueError(
-            f"layer {name!r} runs {len(visits) or 'zero'} times in one forward pass, so it is no place to cut; choose "
-            "one that runs once (`halfway layers` lists them)"
+            f"layer {name!r} {how} in the model's forward pass, so it is no place to cut; choose one that runs once "
+            "(`halfway layers` lists them)"
         )
     return _cost(meter.shallow_share, prune_ratio, pruned_share)
 
@@ -223,6 +224,7 @@ def _run(model: nn.Module, example: tuple[Any, ...], mode: TorchDispatchMode) ->
 
     root, compiled = _unwrap(model)
     args, kwargs = _arguments(example)
+    batch.length((args, kwargs))  # complains if there is no tensor
     modules = list(root.modules())
     tensors = [leaf for leaf in batch.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     device = tensors[0].device

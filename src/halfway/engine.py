@@ -29,6 +29,10 @@ SPOT_CHECK_EVERY = 16
 _AUTOCAST = "autocast is not what it was in the probe"
 # Expected once in the usual loop (autocast around the model's call, not around the blocker); no warning.
 _FIRST_AUTOCAST = "the first call of the model showed that it runs under autocast"
+_OTHER_TENSORS = (
+    "the model was not called with the tensors the blocker returned (move augmentation, mixup, .to(device) and "
+    "normalisation before the blocker)"
+)
 
 
 class ReplayError(RuntimeError):
@@ -139,7 +143,7 @@ class Engine:
     def release(
         self, reason: str = "the model was not called on the retained samples", *, demanded: bool = False
     ) -> None:
-        """Forget a pending tape, and free it. A probe that is never used is no error, even if replays are `demanded`."""
+        """Forget a pending tape, and free it. A probe that is never used is no error, even if replays are demanded."""
         pending, self._pending = self._pending, None
         self._approved = False
         self._armed.close()
@@ -196,10 +200,7 @@ class Engine:
         for found, handed_out in zip(arguments, expected, strict=True):
             if isinstance(found, Tensor) or isinstance(handed_out, Tensor):
                 if found is not handed_out:
-                    return (
-                        "the model was not called with the tensors the blocker returned (move augmentation, mixup, "
-                        ".to(device) and normalisation before the blocker)"
-                    )
+                    return _OTHER_TENSORS
             elif not _equal(found, handed_out):
                 return "the model was called with other arguments than the blocker saw"
         if [t._version for t in expected if isinstance(t, Tensor)] != pending.versions:
@@ -295,7 +296,7 @@ def _weak_callback(engine: Engine) -> Callable[[Any], None]:
         alive = owner()
         pending = alive._pending if alive else None
         if alive and pending and any(reference is a for a in pending.arguments):
-            alive.release("the tensors the blocker returned were not passed to the model")
+            alive.release(_OTHER_TENSORS)
 
     return dropped
 

@@ -167,20 +167,25 @@ class Replayer(Pass):
         self._cursor = 0
         self._moved: list[tuple[Tensor, Tensor]] = []
         self._over = False
+        self._circumstances = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """On the stack of modes until `leave`, or until an exception passes."""
+        if self._indices.is_cuda:
+            self._circumstances.enter_context(batch_norm.WithoutCudnn())
         self.__enter__()
         try:
             yield
         finally:
+            self._circumstances.close()
             self._over = True
             if self in _get_current_dispatch_mode_stack():
                 self.__exit__(None, None, None)
 
     def leave(self) -> None:
         """Let all operations pass. Off the stack at once if on top of it; another mode may have come to lie there."""
+        self._circumstances.close()
         self._over = True
         if _get_current_dispatch_mode() is self:
             self.__exit__(None, None, None)
@@ -220,7 +225,7 @@ class Replayer(Pass):
     def _next(self, func: Any) -> tuple[Entry, Op]:
         i, self._cursor = self._cursor, self._cursor + 1
         entry = self._tape.entries[i] if i < len(self._tape.entries) else None
-        if entry is None or entry.func is not func:
+        if entry is None or not _same_operation(entry.func, func):
             raise Diverged("the shallow part runs other operations than in the probe")
         self._tape.entries[i] = None
         return entry, self._plan.ops[i]
@@ -286,7 +291,7 @@ class Rehearsal(Replayer):
         op = Op(func, self._layer())
         self._plan.ops.append(op)
         entry = self._tape.entries[i] if i < len(self._tape.entries) else None
-        if entry is None or entry.func is not func:
+        if entry is None or not _same_operation(entry.func, func):
             raise Diverged(f"the shallow part runs other operations on {len(self._indices)} samples ({op.describe()})")
         return entry, op
 
@@ -328,6 +333,10 @@ class Rehearsal(Replayer):
                 )
             options.append(found)
         op.options = options
+
+
+def _same_operation(recorded: Any, func: Any) -> bool:
+    return recorded is func or (recorded in ops.BATCH_NORM and func in ops.BATCH_NORM)
 
 
 def _sequence(out: Any) -> list[Any]:

@@ -1,0 +1,89 @@
+"""Measures the whole zoo: `make bench`, or `python benchmarks/zoo.py`. About 25 minutes on two cores.
+
+Each model's result is written to `benchmarks/results/` as it arrives, and the page there is written anew. A model that
+has a result is not measured again, so an interrupted run resumes; `--fresh` starts over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from torch import nn
+
+from halfway.lab import bench
+from halfway.lab.bench import Case
+from halfway.lab.models import build
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python benchmarks/zoo.py"
+
+
+def unet() -> nn.Module:
+    """Skip connections around the cut."""
+    import segmentation_models_pytorch as smp
+
+    return smp.Unet("resnet18", encoder_weights=None)
+
+
+CASES = (
+    Case("resnet18", "ResNet-18", lambda: build("resnet18"), "layer1", (3, 96, 96)),
+    Case("resnet50", "ResNet-50", lambda: build("resnet50"), "layer2", (3, 96, 96)),
+    Case("mobilenet_v3_large", "MobileNetV3-Large", lambda: build("mobilenet_v3_large"), "features.4", (3, 128, 128)),
+    Case("efficientnet_b0", "EfficientNet-B0", lambda: build("efficientnet_b0"), "features.3", (3, 96, 96)),
+    Case("convnext_tiny", "ConvNeXt-T", lambda: build("convnext_tiny"), "features.1", (3, 96, 96)),
+    Case("swin_t", "Swin-T", lambda: build("swin_t"), "features.1", (3, 96, 96)),
+    Case("vit_small", "ViT-S/16", lambda: build("vit_small_patch16_224", size=96), "blocks.2", (3, 96, 96)),
+    Case(
+        "deeplabv3_resnet50",
+        "DeepLabV3-R50",
+        lambda: build("deeplabv3_resnet50", aux_loss=True),
+        "backbone.layer3",
+        (3, 96, 96),
+        batch=10,
+    ),
+    Case("unet_resnet18", "U-Net-R18", unet, "encoder.layer2", (3, 96, 96), batch=20),
+)
+
+
+def main() -> int:
+    """Measure what is missing, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[c.key for c in CASES], metavar="MODEL", help="only these")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--fresh", action="store_true", help="measure again what has a result")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    arguments = parser.parse_args()
+    for case in CASES:
+        if arguments.only and case.key not in arguments.only:
+            continue
+        if bench.run_cases([case], arguments.out, COMMAND, arguments.rounds, fresh=arguments.fresh):
+            result = json.loads((arguments.out / f"{case.key}.json").read_text())
+            print(f"{case.title}: {bench.text_table(result)}\n", flush=True)
+        else:
+            print(f"{case.title}: has a result (--fresh measures again)", flush=True)
+        _write_page(arguments.out)
+    _measure_selection(arguments.out, arguments.rounds, arguments.fresh)
+    _write_page(arguments.out)
+    return 0
+
+
+def _measure_selection(folder: Path, rounds: int, fresh: bool) -> None:
+    path, reference = folder / "selection.json", folder / "resnet50.json"
+    if not reference.exists() or (path.exists() and not fresh):
+        return
+    full = json.loads(reference.read_text())
+    bench.write_json(
+        path,
+        bench.selection_overhead(full["ways"]["full"]["seconds"] / full["input"][0], rounds),
+    )
+
+
+def _write_page(folder: Path) -> None:
+    (folder / "README.md").write_text(bench.render(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
