@@ -171,7 +171,7 @@ def update_centroids(centroids, counts, sums, arrivals, beta: float, rule: str) 
 
 
 class FullBatchNorm(torch.autograd.Function):
-    """BatchNorm of S samples with given statistics (those of all N), which its backward pass treats as the S samples' own:
+    """BatchNorm of S samples with given statistics (those of all N); its backward pass treats them as the S own ones:
 
     dx_i = w / std * (dy_i - mean_S(dy) - xhat_i * mean_S(dy * xhat))
     """
