@@ -124,7 +124,7 @@ def assert_trains(blocker, model):
         ({"selector": Density}, (TypeError, ValueError), "Selector"),
         ({"reuse": "rerun"}, ValueError, "unknown reuse 'rerun'.*'auto', 'replay', 'recompute'"),
     ],
-    ids=str,
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
 )
 def test_wrong_arguments_are_refused_and_leave_the_model_free(arguments, kind, words):
     model = Net()
@@ -449,7 +449,7 @@ def trained(**changes):
         ({"selector": Density(num_centroids=4, noise=0.5)}, "selector.noise: 0.01 in the state, 0.5 here"),
         ({"schedule": Schedule(0, 9)}, "schedule.stop: None in the state, 9 here"),
     ],
-    ids=str,
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
 )
 def test_the_state_of_another_configuration_is_refused_with_the_difference(changes, words):
     _, first = trained()
