@@ -1,4 +1,4 @@
-"""Measures the whole zoo: `make bench`, or `python benchmarks/zoo.py`. About 25 minutes on two cores.
+"""Measures the whole zoo: `make bench`, or `python benchmarks/zoo.py`. At most 25 minutes on two quiet cores.
 
 Each model's result is written to `benchmarks/results/` as it arrives, and the page there is written anew. A model that
 has a result is not measured again, so an interrupted run resumes; `--fresh` starts over.
@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from halfway.lab import bench
@@ -75,10 +76,8 @@ def _measure_selection(folder: Path, rounds: int, fresh: bool) -> None:
     if not reference.exists() or (path.exists() and not fresh):
         return
     full = json.loads(reference.read_text())
-    bench.write_json(
-        path,
-        bench.selection_overhead(full["ways"]["full"]["seconds"] / full["input"][0], rounds),
-    )
+    overhead = bench.selection_overhead(full["ways"]["full"]["seconds"] / full["input"][0], rounds)
+    bench.write_json(path, {"command": COMMAND, **bench.environment(torch.device("cpu")), **overhead})
 
 
 def _write_page(folder: Path) -> None:

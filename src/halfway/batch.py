@@ -8,9 +8,10 @@ length would pair the wrong targets with the wrong images.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -103,18 +104,20 @@ def _taking(indices: Tensor) -> Callable[[Any], Any]:
 
 def _walk(tree: Any, size: int, path: str, per_sample: Callable[[Any], Any]) -> Any:
     """Rebuild `tree` with `per_sample` applied to everything that has one entry per sample."""
-    if isinstance(tree, Tensor):
-        if tree.ndim == 0:
-            return tree
+    if isinstance(tree, Tensor) and tree.ndim > 0:
         if tree.layout is not torch.strided or tree.is_nested:
             raise TypeError(f"{path} is not a dense tensor (layout {tree.layout}); make it dense or pad it first")
         _check_length(tree.shape[0], size, path)
         return per_sample(tree)
-    if isinstance(tree, _PLAIN):
+    if _is_scalar(tree):
         return tree
     if isinstance(tree, Mapping):
         entries = {k: _walk(v, size, f"{path}[{k!r}]", per_sample) for k, v in tree.items()}
-        return entries if type(tree) is dict else type(tree)(entries)  # type: ignore[call-arg]
+        if not isinstance(tree, MutableMapping):
+            return type(tree)(entries)  # type: ignore[call-arg]
+        rebuilt = copy.copy(tree)
+        rebuilt.update(entries)
+        return rebuilt
     if isinstance(tree, (list, tuple)):
         if not hasattr(tree, "_fields") and _one_entry_per_sample(tree, size, path):
             return per_sample(tree)
@@ -125,8 +128,6 @@ def _walk(tree: Any, size: int, path: str, per_sample: Callable[[Any], Any]) -> 
         parts_by_name = {n: _walk(getattr(tree, n), size, f"{path}.{n}", per_sample) for n in names}
         return dataclasses.replace(tree, **parts_by_name)
     if _is_array(tree):
-        if tree.ndim == 0:
-            return tree
         _check_length(len(tree), size, path)
         return per_sample(tree)
     raise TypeError(
@@ -139,7 +140,7 @@ def _one_entry_per_sample(sequence: Sequence[Any], size: int, path: str) -> bool
     """Whether a list holds one entry per sample rather than several tensors that each hold all samples."""
     if not sequence:
         return False
-    if all(isinstance(leaf, _PLAIN) for leaf in leaves(sequence)):
+    if all(_is_scalar(leaf) for leaf in leaves(sequence)):
         _check_length(len(sequence), size, path)
         return True
     batched = all(
@@ -160,6 +161,13 @@ def _check_length(found: int, size: int, path: str) -> None:
 
 def _is_dataclass(obj: Any) -> bool:
     return dataclasses.is_dataclass(obj) and not isinstance(obj, type)
+
+
+def _is_scalar(obj: Any) -> bool:
+    if isinstance(obj, Tensor) or _is_array(obj):
+        return obj.ndim == 0
+    numpy = sys.modules.get("numpy")
+    return isinstance(obj, _PLAIN) or (numpy is not None and isinstance(obj, numpy.generic))
 
 
 def _is_array(obj: Any) -> bool:

@@ -91,6 +91,8 @@ class ForwardBlocker:
             self.selector.bind(self._layer_name, layer)
             shallow = Shallow(self._root, layer, self._layer_name, compiled)
             self._engine = Engine(shallow, reuse, self._counters)
+            # A blocker that nobody holds any more leaves the model as remove() would.
+            weakref.finalize(self, self._engine.forget)
         elif self.selector.needs != "nothing":
             raise ValueError(
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
@@ -145,32 +147,53 @@ class ForwardBlocker:
         to_model = self._to_model(whole, inputs)
         generator = self._generator(to_model.tensors()[0].device)
         engine = self._engine if self.selector.needs == "features" else None
-        probe = engine.shallow.probe(to_model, size) if engine is not None and count < size else None
-        # From here on nothing of the user's is run, so nothing can fail with half of a step counted.
+        part, selection, cost = whole, None, float(size)
+        if count == size:
+            if engine is not None:
+                selector = self.selector
+                engine.watch(lambda f: _learn(selector, Candidates(size, generator, f, ids), None))
+        elif engine is None:
+            candidates, cost = Candidates(size, generator, ids=ids), float(count)
+            selection = _select(self.selector, candidates, count)
+            part = whole.cut(selection.indices, size)
+            _learn(self.selector, candidates, selection.indices)
+        else:
+            cost = count + (size - count) * engine.shallow.share
+            part, selection = self._block(engine, whole, inputs, size, count, generator, ids)
+        # Counted last: a step that raised leaves no trace.
         counters.steps += 1
+        counters.pruned_steps += count < size
         counters.seen += size
         counters.retained += count
-        self.last = None
-        if count == size:
-            counters.spent += size
-            if engine is not None:
-                engine.watch(lambda f: self._learn(Candidates(size, generator, f, ids), None))
-            return whole
-        counters.pruned_steps += 1
-        candidates = Candidates(size, generator, probe.features if probe else None, ids)
-        with torch.no_grad(), torch.autocast(generator.device.type, enabled=False):
-            self.last = self.selector.select(candidates, count)
-        part = whole.cut(self.last.indices, size)
-        counters.spent += count
-        if engine is not None and probe is not None:
-            counters.spent += (size - count) * engine.shallow.share
-            engine.prepare(probe, to_model, self._to_model(part, inputs), self.last.indices)
-        self._learn(candidates, self.last.indices)
+        counters.spent += cost
+        self.last = selection
         return part
 
-    def _learn(self, candidates: Candidates, retained: Tensor | None) -> None:
-        with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
-            self.selector.learn(candidates, retained)
+    def _block(
+        self,
+        engine: Engine,
+        whole: Batch,
+        inputs: Any,
+        size: int,
+        count: int,
+        generator: torch.Generator,
+        ids: Tensor | None,
+    ) -> tuple[Batch, Selection]:
+        """Probe, select, and prepare the model's call on the retained samples."""
+        to_model = self._to_model(whole, inputs)
+        probe = engine.shallow.probe(to_model, size)
+        try:
+            candidates = Candidates(size, generator, probe.features, ids)
+            selection = _select(self.selector, candidates, count)
+            part = whole.cut(selection.indices, size)
+            to_model_part = self._to_model(part, inputs)
+            plan = engine.plan(probe, to_model, to_model_part, selection.indices)
+            _learn(self.selector, candidates, selection.indices)
+        except BaseException:
+            probe.rewind()
+            raise
+        engine.prepare(probe, plan, to_model_part, selection.indices)
+        return part, selection
 
     def _to_model(self, whole: Batch, inputs: Any) -> Inputs:
         """Which parts of the batch the model gets, and how."""
@@ -249,6 +272,9 @@ class ForwardBlocker:
             raise ValueError("this is not the state_dict of a ForwardBlocker")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
+        parts = ("config", "counters", "selector")
+        if not all(isinstance(state[part], dict) for part in parts):
+            raise ValueError(f"this is not the state_dict of a ForwardBlocker: {parts} must be dicts")
         mine, theirs = self._config(), state["config"]
         differences = [
             f"{key}: {theirs.get(key)!r} in the state, {mine.get(key)!r} here"
@@ -257,6 +283,8 @@ class ForwardBlocker:
         ]
         if differences:
             raise ValueError(f"the state belongs to another configuration ({'; '.join(differences)})")
+        counters = Counters()
+        counters.load_state_dict(state["counters"])
         self.selector.load_state_dict(state["selector"])
         self._counters.load_state_dict(state["counters"])
         self._epoch = state["epoch"]
@@ -268,7 +296,7 @@ class ForwardBlocker:
             return
         self._removed = True
         if self._engine is not None:
-            self._engine.release()
+            self._engine.forget()
         _live.pop(self._root, None)
 
     def __enter__(self) -> ForwardBlocker:
@@ -295,6 +323,16 @@ class ForwardBlocker:
             **settings,
             **schedule,
         }
+
+
+def _select(selector: Selector, candidates: Candidates, count: int) -> Selection:
+    with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
+        return selector.select(candidates, count)
+
+
+def _learn(selector: Selector, candidates: Candidates, retained: Tensor | None) -> None:
+    with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
+        selector.learn(candidates, retained)
 
 
 def _unwrap(model: nn.Module) -> tuple[nn.Module, bool]:

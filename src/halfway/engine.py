@@ -78,15 +78,17 @@ class Engine:
         if refusal and self.reuse == "replay":
             raise ReplayError(self._demanded(refusal))
 
-    def prepare(self, probe: Probe, inputs: Inputs, part: Inputs, indices: Tensor) -> None:
-        """Get ready for the model's call on `part`, the retained samples: to replay, or else to compute."""
-        refusal = 'reuse="recompute"'
-        if self.reuse != "recompute":
-            plan = self.shallow.plan(probe, inputs, part, indices)
-            refusal = plan.refusal
-        if refusal:
+    def plan(self, probe: Probe, inputs: Inputs, part: Inputs, indices: Tensor) -> Plan:
+        """How to reuse a probe for the retained samples `part`. May run the model (a rehearsal)."""
+        if self.reuse == "recompute":
+            return Plan(refusal='reuse="recompute"')
+        return self.shallow.plan(probe, inputs, part, indices)
+
+    def prepare(self, probe: Probe, plan: Plan, part: Inputs, indices: Tensor) -> None:
+        """Get ready for the model's call on `part`: to replay, or else to compute."""
+        if plan.refusal:
             probe.rewind()
-            self._recompute(refusal, len(indices))
+            self._recompute(plan.refusal, len(indices))
         else:
             self._arm(probe, plan, part, indices)
 
@@ -149,6 +151,11 @@ class Engine:
         self._armed.close()
         if pending is not None:
             self._fell_back(reason, len(pending.indices), demanded=demanded)
+
+    def forget(self) -> None:
+        """Let go of the model, without a word about a probe that is pending."""
+        self._pending = None
+        self.release()
 
     @contextlib.contextmanager
     def _listening(self, hook: Callable[..., None]) -> Iterator[None]:

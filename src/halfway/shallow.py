@@ -18,6 +18,7 @@ from .cost import Meter
 from .guard import Guard, Memory
 from .plan import Plan, disagreement, tolerance
 from .replay import Diverged, Recorder, Rehearsal, Tape
+from .selectors.base import not_finite
 from .snapshot import Attributes, HostRandom, TorchRandom
 
 # Differences beyond this many tolerances are errors, not rounding.
@@ -101,20 +102,22 @@ class Shallow:
             found.append(output)
             raise Stop
 
+        features: Tensor | None = None
         try:
             with self.hooked(stop), self._passing(tensors[0]), recorder, contextlib.suppress(Stop):
                 self.root(*inputs.args, **inputs.kwargs)
+            features = self.features(found, size)
         finally:
             recorder.undo()
             attributes.restore()
-            if not found:
+            if features is None:
                 host_random.restore()
                 torch_random.restore()
         if recorder.wrote_input:
             recorder.tape.refuse("the model changes its input in place")
         if self.compiled:
             recorder.tape.refuse("the model is compiled (compile only its deep part to replay)")
-        return Probe(self.features(found, size), recorder.tape, host_random, torch_random)
+        return Probe(features, recorder.tape, host_random, torch_random)
 
     def validate(
         self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int, rehearse: bool
@@ -136,9 +139,13 @@ class Shallow:
         self.modules = [m for m in self._all_modules if m in entered]
         indices = torch.arange(size - retained, size, device=probe.features.device)
         part = cut(indices)
-        if rehearse and retained < size:
-            refusal = self.plan(probe, inputs, part, indices).refusal
-        probe.rewind()
+        try:
+            if not probe.features.isfinite().all():
+                raise FloatingPointError(not_finite(self.layer_name))
+            if rehearse and retained < size:
+                refusal = self.plan(probe, inputs, part, indices).refusal
+        finally:
+            probe.rewind()
         self._meter(part)
         return refusal
 

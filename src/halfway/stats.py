@@ -32,6 +32,8 @@ class Counters:
         return {**vars(self), "recomputed": dict(self.recomputed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != set(vars(self)):
+            raise ValueError(f"the state's counters are {sorted(state)}, expected {sorted(vars(self))}")
         vars(self).update(state, recomputed=Counter(state["recomputed"]))
 
 

@@ -376,10 +376,11 @@ def _cpu() -> str:
 
 def text_table(result: dict[str, Any]) -> str:
     """One model's result for the terminal."""
-    rows = []
+    rows, notes = [], ""
     for way, entry in result["ways"].items():
         if "unavailable" in entry:
-            rows.append([way, "n/a", "", "", "", f"({entry['unavailable']})"])
+            rows.append([way, "n/a", "", "", "", ""])
+            notes += f"\n\n{way} is not possible here: {entry['unavailable']}"
             continue
         wall = entry["wall"]
         predicted = f"{entry['predicted']:.3f}" if "predicted" in entry else ""
@@ -391,6 +392,7 @@ def text_table(result: dict[str, Any]) -> str:
         f"{result['ways']['full']['seconds']:.3f} s\n"
         f"relative to full training, {result['rounds']} rounds\n\n"
         + columns(["way", "FLOPs", "predicted", "wall", "quartiles", "peak memory"], rows)
+        + notes
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import functional as PF
 from ..density import DensityEstimator
 from ..functional import BandwidthRule, UpdateRule
-from .base import Candidates, Selection, Selector
+from .base import Candidates, Selection, Selector, not_finite
 
 
 class Density(Selector):
@@ -76,22 +76,17 @@ class Density(Selector):
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
         x_BD = self._represent(candidates)
         estimator = self._estimator_for(x_BD)
-        not_finite = x_BD.isfinite().all().logical_not()
-        if self._not_finite is None:
-            if not_finite:
-                raise FloatingPointError(self._complaint())
-            self._not_finite = not_finite
-        else:
-            self._not_finite = self._not_finite | not_finite
+        bad = x_BD.isfinite().all().logical_not()
+        self._not_finite = bad if self._not_finite is None else self._not_finite | bad
         # One row is poisoned together with all others, so that no rank and no step learns from half a batch.
-        x_BD = torch.where(not_finite, float("nan"), x_BD)
+        x_BD = torch.where(bad, float("nan"), x_BD)
         estimator.update(x_BD if retained is None else x_BD.index_select(0, retained))
         self._represented = None
 
     def check(self) -> None:
         if self._not_finite is not None and self._not_finite:
             self._not_finite = None
-            raise FloatingPointError(self._complaint())
+            raise FloatingPointError(not_finite(self._layer_name))
 
     def config(self) -> dict[str, Any]:
         return {
@@ -105,9 +100,12 @@ class Density(Selector):
         return {} if self.estimator is None else dict(self.estimator.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._not_finite = None
         if not state:
             self.estimator = None
             return
+        if set(state) != {"centroids", "counts"}:
+            raise ValueError(f"the state of a density selector has centroids and counts, this one has {sorted(state)}")
         C, D = state["centroids"].shape
         if self._estimator_settings["num_centroids"] != C or self.dim < D:
             raise ValueError(
@@ -147,13 +145,6 @@ class Density(Selector):
         if self.estimator.centroids.device != x_BD.device:
             self.estimator.to(x_BD.device)
         return self.estimator
-
-    def _complaint(self) -> str:
-        return (
-            f"the features of layer {self._layer_name!r} contained values that are not finite (NaN or infinite). "
-            "Such steps prune at random and do not move the estimator; the training itself has probably diverged: "
-            "lower the learning rate, clip gradients, or check the inputs"
-        )
 
 
 # What the modules that end a layer say about the number of channels, and whether they put them first or last.
