@@ -767,8 +767,6 @@ def test_the_end_of_a_with_block_removes_the_blocker():
         x = blocker(batches(1)[0][0])
         assert len(x) == 5
         assert hooks_of(model)
-        with pytest.warns(UserWarning, match="not called"):
-            blocker.remove()
     assert hooks_of(model) == []
     with pytest.raises(RuntimeError, match="removed"):
         blocker(batches(1)[0][0])
