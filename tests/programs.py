@@ -160,10 +160,6 @@ class Norm(Step):
         self.bn = nn.BatchNorm2d(CHANNELS)
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 1:
-            # PyTorch's own BatchNorm backward is wrong on the CPU for one sample with strides (C, 1, W C, C) and a
-            # contiguous gradient (seen in 2.8 and 2.15, without halfway).
-            x = x.contiguous()
         if self.replaying:
             mean, variance = self.note.pop(self)
             return FullBatchNorm.apply(x, mean, variance, self.bn.weight, self.bn.bias, self.bn.eps)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 import halfway
-from tests.programs import CHANNELS, Note, Program
+from tests.programs import CHANNELS, Norm, Note, Program
 
 # In float64, relative to the largest gradient of the program: rounding stays below 1e-10, an error does not.
 TOLERANCE = 1e-8
@@ -59,6 +59,10 @@ def check_program(rng: random.Random, steps: int = 3) -> tuple[int, int]:
     side = rng.choice([2, 3])
     ratio = rng.choice([0.4, 0.5, 0.7])
     centroids = rng.choice([1, 3])
+    # PyTorch's own BatchNorm backward is wrong on the CPU for a single sample when only one of input and gradient has
+    # strides like (C, 1, W C, C) (seen in 2.8 and 2.15, without halfway), so these programs retain at least two.
+    while any(isinstance(m, Norm) for m in program.modules()) and halfway.functional.retained_count(n, ratio) < 2:
+        n += 1
     try:
         gradients(copy.deepcopy(program), torch.randn(n, CHANNELS, side, side, dtype=torch.float64))
     except RuntimeError:  # not a valid program: autograd needs a value that it overwrites
