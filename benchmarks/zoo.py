@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from halfway.lab import bench
-from halfway.lab.bench import Case
+from halfway.lab import bench, bench_results
+from halfway.lab.bench_results import Case
 from halfway.lab.models import build
 
 RESULTS = Path(__file__).parent / "results"
@@ -60,9 +60,9 @@ def main() -> int:
     for case in CASES:
         if arguments.only and case.key not in arguments.only:
             continue
-        if bench.run_cases([case], arguments.out, COMMAND, arguments.rounds, fresh=arguments.fresh):
+        if bench_results.run_cases([case], arguments.out, COMMAND, arguments.rounds, fresh=arguments.fresh):
             result = json.loads((arguments.out / f"{case.key}.json").read_text())
-            print(f"{case.title}: {bench.text_table(result)}\n", flush=True)
+            print(f"{case.title}: {bench_results.text_table(result)}\n", flush=True)
         else:
             print(f"{case.title}: has a result (--fresh measures again)", flush=True)
         _write_page(arguments.out)
@@ -77,11 +77,11 @@ def _measure_selection(folder: Path, rounds: int, fresh: bool) -> None:
         return
     full = json.loads(reference.read_text())
     overhead = bench.selection_overhead(full["ways"]["full"]["seconds"] / full["input"][0], rounds)
-    bench.write_json(path, {"command": COMMAND, **bench.environment(torch.device("cpu")), **overhead})
+    bench_results.write_json(path, {"command": COMMAND, **bench_results.environment(torch.device("cpu")), **overhead})
 
 
 def _write_page(folder: Path) -> None:
-    (folder / "README.md").write_text(bench.render(folder))
+    (folder / "README.md").write_text(bench_results.render(folder))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 pytest.importorskip("tqdm")
 
 from halfway.cli import main
-from halfway.lab import bench, models
-from halfway.lab.bench import WAYS, Case
+from halfway.lab import bench, bench_results, measure, models
+from halfway.lab.bench import WAYS
+from halfway.lab.bench_results import Case
 
 CPU = torch.device("cpu")
 
@@ -61,7 +63,7 @@ def test_peak_bytes_by_hand() -> None:
         del c, d
         torch.empty(8000)  # 32000
 
-    assert bench.peak_bytes(step, CPU) == pytest.approx(36_000, abs=100)  # a few numbers of the operations' own
+    assert measure.peak_bytes(step, CPU) == pytest.approx(36_000, abs=100)  # a few numbers of the operations' own
 
 
 def test_peak_bytes_of_a_training_step_by_hand() -> None:
@@ -70,13 +72,13 @@ def test_peak_bytes_of_a_training_step_by_hand() -> None:
     model(x)
     # The product and the sigmoid's output; later that output and the gradient of the product. (The gradient of a sum
     # is expanded from one number, and the weight's comes when the output is gone.)
-    peak = bench.peak_bytes(lambda: model(x).sum().backward(), CPU)
+    peak = measure.peak_bytes(lambda: model(x).sum().backward(), CPU)
     assert peak == pytest.approx(2 * x.numel() * 4, rel=0.001)
 
 
 def test_what_was_there_before_does_not_count() -> None:
     kept = torch.ones(100_000)
-    assert bench.peak_bytes(lambda: kept.add_(torch.ones(())), CPU) < 100
+    assert measure.peak_bytes(lambda: kept.add_(torch.ones(())), CPU) < 100
 
 
 def test_every_way_costs_what_it_should() -> None:
@@ -95,13 +97,35 @@ def test_every_way_costs_what_it_should() -> None:
         assert ways[way]["wall_minus_predicted"] == ways[way]["wall"]["median"] - ways[way]["predicted"]
     assert ways["full"]["wall"] == {"median": 1.0, "q1": 1.0, "q3": 1.0}
     assert ways["limit"]["peak"] < 1
+    assert list(ways["full"]["phases"]) == ["shallow", "rest"]
+    assert list(ways["replay"]["phases"]) == ["probe", "selection", "replayed", "rest"]
+    assert sum(ways["full"]["phases"].values()) == pytest.approx(1)
+    assert "replayed shallow" in bench_results.text_table(result)
+
+
+def test_comparing_leaves_no_hook_on_the_model() -> None:
+    model = Tiny()
+    bench.compare(model, "shallow", torch.randn(20, 64), rounds=2)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_clock_tells_phases_apart() -> None:
+    clock = measure.Clock(CPU)
+
+    def step() -> None:
+        time.sleep(0.02)
+        clock.mark()
+        time.sleep(0.08)
+
+    first, second = clock.phases(step)
+    assert 0.02 <= first < 0.08 <= second
 
 
 def test_what_cannot_be_run_is_said() -> None:
     skipping = bench.compare(Skipping(), "shallow", torch.randn(20, 64), rounds=2)
     assert "unavailable" in skipping["ways"]["index"]
     assert skipping["ways"]["replay"]["flops_minus_predicted"] == pytest.approx(0)
-    assert "n/a" in bench.text_table(skipping)
+    assert "n/a" in bench_results.text_table(skipping)
 
 
 def test_a_model_that_cannot_be_replayed_says_why() -> None:
@@ -109,7 +133,7 @@ def test_a_model_that_cannot_be_replayed_says_why() -> None:
     result = bench.compare(model, "0", torch.randn(20, 64), rounds=2)
     assert "randperm" in result["ways"]["replay"]["unavailable"]
     assert "wall" in result["ways"]["recompute"]
-    assert "randperm" in bench.text_table(result)
+    assert "randperm" in bench_results.text_table(result)
 
 
 def test_too_few_rounds_are_refused() -> None:
@@ -123,11 +147,11 @@ def test_too_few_rounds_are_refused() -> None:
 def test_results_are_complete_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_FEATURES", (16, 2, 2))
     cases = [tiny_case("one"), tiny_case("two")]
-    assert bench.run_cases(cases[:1], tmp_path, "command", rounds=2) == ["one"]
+    assert bench_results.run_cases(cases[:1], tmp_path, "command", rounds=2) == ["one"]
     first = (tmp_path / "one.json").read_text()
-    assert bench.run_cases(cases, tmp_path, "command", rounds=2) == ["two"]
+    assert bench_results.run_cases(cases, tmp_path, "command", rounds=2) == ["two"]
     assert (tmp_path / "one.json").read_text() == first
-    assert bench.run_cases(cases, tmp_path, "command", rounds=2, fresh=True) == ["one", "two"]
+    assert bench_results.run_cases(cases, tmp_path, "command", rounds=2, fresh=True) == ["one", "two"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
     result = json.loads(first)
     assert result["command"] == "command --only one"
@@ -135,18 +159,18 @@ def test_results_are_complete_resume_and_render(tmp_path: Path, monkeypatch: pyt
     assert {"halfway", "torch", "python"} <= result["versions"].keys()
     assert {"cpu", "cores", "device"} == result["machine"].keys()
     assert {"date", "threads", "rounds", "seed", "title", "cut", "shallow_share"} <= result.keys()
-    bench.write_json(tmp_path / "selection.json", bench.selection_overhead(0.01, rounds=2))
-    page = bench.render(tmp_path)
-    assert page.count("Tiny, `shallow`") == 6
+    bench_results.write_json(tmp_path / "selection.json", bench.selection_overhead(0.01, rounds=2))
+    page = bench_results.render(tmp_path)
+    assert page.count("Tiny, `shallow`") == 8
     assert "`command --only two`" in page
     assert "## The selection itself" in page
 
 
 def test_an_interrupted_write_leaves_the_old_result(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    bench.write_json(path, {"a": 1})
+    bench_results.write_json(path, {"a": 1})
     with pytest.raises(TypeError):
-        bench.write_json(path, {"a": object()})
+        bench_results.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
 
 

@@ -71,6 +71,7 @@ class Engine:
         self._armed = contextlib.ExitStack()
         self._warned: set[str] = set()
         self._mismatches: dict[str, Tensor] = {}
+        self._unsaid: list[tuple[str, int]] = []
 
     def validate(self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int) -> None:
         """See `Shallow.validate`; a replay that was demanded must be possible."""
@@ -146,16 +147,31 @@ class Engine:
         self, reason: str = "the model was not called on the retained samples", *, demanded: bool = False
     ) -> None:
         """Forget a pending tape, and free it. A probe that is never used is no error, even if replays are demanded."""
-        pending, self._pending = self._pending, None
-        self._approved = False
-        self._armed.close()
+        pending = self._disarm()
+        self._say()
         if pending is not None:
             self._fell_back(reason, len(pending.indices), demanded=demanded)
 
+    def lose(self) -> None:
+        """`release` from a callback, where nothing may be raised, not even a warning: that is left for later."""
+        pending = self._disarm()
+        if pending is not None:
+            self._unsaid.append((_OTHER_TENSORS, len(pending.indices)))
+
+    def _disarm(self) -> _Pending | None:
+        pending, self._pending = self._pending, None
+        self._approved = False
+        self._armed.close()
+        return pending
+
+    def _say(self) -> None:
+        while self._unsaid:
+            self._fell_back(*self._unsaid.pop(), demanded=False)
+
     def forget(self) -> None:
         """Let go of the model, without a word about a probe that is pending."""
-        self._pending = None
-        self.release()
+        self._disarm()
+        self._unsaid.clear()
 
     @contextlib.contextmanager
     def _listening(self, hook: Callable[..., None]) -> Iterator[None]:
@@ -223,8 +239,7 @@ class Engine:
         pending = self._pending
         if pending is None or not self._approved:
             return original(*args, **kwargs)
-        self._pending = None
-        self.release()
+        self._disarm()
         now, attributes = HostRandom(), Attributes(self.shallow.modules)
         tensors = Inputs(args, kwargs).tensors()
         replayer = Replayer(
@@ -268,6 +283,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise if a spot check found a replay to be wrong. Waits for the device."""
+        self._say()
         wrong = [what for what, mismatch in self._mismatches.items() if not mismatch <= ERROR]
         self._mismatches.clear()
         if wrong:
@@ -303,7 +319,7 @@ def _weak_callback(engine: Engine) -> Callable[[Any], None]:
         alive = owner()
         pending = alive._pending if alive else None
         if alive and pending and any(reference is a for a in pending.arguments):
-            alive.release(_OTHER_TENSORS)
+            alive.lose()
 
     return dropped
 

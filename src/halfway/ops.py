@@ -2,8 +2,8 @@
 
 Five kinds matter to recording and replaying a forward pass:
 
-- expensive: convolutions, matrix products, fused attention, max pooling. Worth recording: computing them again
-  costs more than copying the retained part of their output.
+- expensive: convolutions, matrix products, attention, max pooling, softmax, GELU. Worth recording: computing them
+  again costs more than copying the retained part of their output.
 - batch_norm: training-mode BatchNorm, the one common operation in which samples of a batch see each other.
 - random: draws random numbers (dropout, drop path). Must be drawn once, not twice.
 - host: hands a value of a tensor to Python, which may branch on it.
@@ -31,6 +31,7 @@ _EXPENSIVE = (
     *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
     *("_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math_for_mps"),
     *("_flash_attention_forward", "_efficient_attention_forward"),
+    *("_softmax", "gelu"),
     *("max_pool2d_with_indices", "max_pool3d_with_indices", "mkldnn_max_pool2d"),
 )
 _BATCH_NORM = (
