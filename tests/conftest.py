@@ -1,11 +1,43 @@
-"""Settings for the whole suite."""
+"""Settings for the whole suite, and the compatibility matrix: what the tests saw, collected into a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests import matrix
+
+_seen: list[matrix.Row] = []
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=500, help="random programs in the fuzz test (default 500)")
+    parser.addoption("--matrix", type=Path, help="write the table of features that were seen into this page")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        _seen.extend(matrix.Row(*value) for name, value in report.user_properties if name == "feature")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    page = session.config.getoption("--matrix")
+    if page is not None and not hasattr(session.config, "workerinput"):
+        matrix.write(page, _seen)
+
+
+@pytest.fixture
+def feature(record_property: Callable[[str, Any], None]) -> Callable[..., None]:
+    """`feature(group, name, stats)` in a test: how it went becomes a row of the matrix, if the test passes."""
+
+    def record(group: str, name: str, outcome: Any) -> None:
+        record_property("feature", tuple(matrix.row(group, name, outcome)))
+
+    return record
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import halfway
 from halfway import Schedule
-from halfway.cost import Cost, FlopCounter, Meter, cost, layers, relative_cost
+from halfway.cost import Cost, cost, relative_cost
+from halfway.cuts import layers
+from halfway.flops import FlopCounter, Meter
 
 needs_torchvision = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="needs torchvision")
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm")

@@ -1,30 +1,62 @@
 """Random programs: whatever the shallow part does, gradients, buffers and generators are what they should be."""
 
+from __future__ import annotations
+
 import copy
 import random
 import warnings
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import halfway
+from tests import processes
 from tests.programs import CHANNELS, Norm, Note, Program
 
-# In float64, relative to the largest gradient of the program: rounding stays below 1e-10, an error does not.
+# In float64, relative to the largest gradient of the program: rounding stays below 1e-10, an error does not. Under
+# autocast to bfloat16 rounding is all there is to see.
 TOLERANCE = 1e-8
+TOLERANCE_AUTOCAST = 0.05
 
 
 def largest(tensors) -> float:
     return max((t.abs().max().item() for t in tensors), default=0.0)
 
 
-def gradients(program, x):
-    program.zero_grad()
-    program(x).square().sum().backward()
-    return {n: p.grad.clone() for n, p in program.named_parameters() if p.grad is not None}
+@dataclass(frozen=True)
+class Circumstances:
+    """How a program is trained. accumulate: batches per optimizer step."""
+
+    autocast: bool = False
+    channels_last: bool = False
+    accumulate: int = 1
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Circumstances:
+        return cls(rng.random() < 0.2, rng.random() < 0.3, rng.choice([1, 1, 2]))
+
+    def batch(self, n: int, side: int) -> torch.Tensor:
+        x = torch.randn(n, CHANNELS, side, side, dtype=torch.float32 if self.autocast else torch.float64)
+        return x.to(memory_format=torch.channels_last) if self.channels_last else x
+
+    def gradients(self, called, x, program=None) -> dict[str, torch.Tensor]:
+        """Of the model that is called, which may be a wrapper of the program."""
+        program = program or called
+        program.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            out = called(x)
+        out.double().square().sum().backward()
+        return {n: p.grad.clone() for n, p in program.named_parameters() if p.grad is not None}
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE_AUTOCAST if self.autocast else TOLERANCE
 
 
 def generators():
@@ -36,83 +68,95 @@ def set_generators(state) -> None:
     random.setstate(state[1])
 
 
-def replay_reference(program, x, indices, x_retained, before, after):
+def replay_reference(how: Circumstances, program, x, indices, x_retained, before, after):
     """Gradients as documented for a replay: all samples first, then the retained ones with their side information."""
     note = Note()
     program.set_note(note)
     deep = copy.deepcopy(program.deep.state_dict())
     set_generators(before)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=how.autocast):
         program(x)
     program.deep.load_state_dict(deep)
     note.rows = indices
     set_generators(after)
-    grads = gradients(program, x_retained)
+    grads = how.gradients(program, x_retained)
     program.set_note(None)
     return grads
 
 
-def check_program(rng: random.Random, steps: int = 3) -> tuple[int, int]:
-    """Train a random program for a few steps, compare each; returns steps replayed and recomputed."""
+def make_program(rng: random.Random, how: Circumstances) -> tuple[Program, int, int, float] | None:
+    """A program, batch size, side and prune ratio; None if autograd needs a value that the program overwrites."""
     program = Program(rng).train()
+    if how.autocast:
+        program = program.float()
+    if how.channels_last:
+        program = program.to(memory_format=torch.channels_last)
     n = rng.choice([2, 3, CHANNELS, 5, 7])
     side = rng.choice([2, 3])
     ratio = rng.choice([0.4, 0.5, 0.7])
-    centroids = rng.choice([1, 3])
     # PyTorch's own BatchNorm backward is wrong on the CPU for a single sample when only one of input and gradient has
     # strides like (C, 1, W C, C) (seen in 2.8 and 2.15, without halfway), so these programs retain at least two.
     while any(isinstance(m, Norm) for m in program.modules()) and halfway.functional.retained_count(n, ratio) < 2:
         n += 1
     try:
-        gradients(copy.deepcopy(program), torch.randn(n, CHANNELS, side, side, dtype=torch.float64))
-    except RuntimeError:  # not a valid program: autograd needs a value that it overwrites
+        how.gradients(copy.deepcopy(program), how.batch(n, side))
+    except RuntimeError:
+        return None
+    return program, n, side, ratio
+
+
+def check_program(rng: random.Random, how: Circumstances | None = None, steps: int = 3) -> tuple[int, int]:
+    """Train a random program for a few steps, compare each; returns steps replayed and recomputed."""
+    how = how or Circumstances()
+    made = make_program(rng, how)
+    if made is None:
         return 0, 0
-    blocker = halfway.ForwardBlocker(program, "cut", ratio, selector=halfway.Density(num_centroids=centroids))
+    program, n, side, ratio = made
+    blocker = halfway.ForwardBlocker(program, "cut", ratio, selector=halfway.Density(num_centroids=rng.choice([1, 3])))
     optimizer = torch.optim.SGD(program.parameters(), 0.1)
-    for _ in range(steps):
+    accumulated: dict[str, torch.Tensor] = {}
+    for step in range(steps * how.accumulate):
         reference = copy.deepcopy(program)
-        x = torch.randn(n, CHANNELS, side, side, dtype=torch.float64)
+        x = how.batch(n, side)
         before = generators()
         x_retained = blocker(x)
         after = generators()
         assert len(x_retained) == halfway.functional.retained_count(n, ratio)
         replayed = blocker._counters.replayed_steps
-        grads = gradients(program, x_retained)
+        grads = how.gradients(program, x_retained)
         replayed = blocker._counters.replayed_steps > replayed
         end = generators()
         if replayed:
-            expected = replay_reference(reference, x, blocker.last.indices, x_retained, before, after)
+            expected = replay_reference(how, reference, x, blocker.last.indices, x_retained, before, after)
             assert end[1] == after[1]
         else:
             set_generators(after)
-            expected = gradients(reference, x_retained)
+            expected = how.gradients(reference, x_retained)
             assert end[1] == random.getstate()
         assert torch.equal(end[0], torch.get_rng_state())
         assert grads.keys() == expected.keys()
-        scale = max(largest(expected.values()), 1e-3)
-        for name, value in expected.items():
-            assert largest([grads[name] - value]) <= TOLERANCE * scale, (
-                name,
-                program.describe(),
-                n,
-                ratio,
-                blocker.stats,
-            )
+        about = (program.describe(), how, n, ratio, blocker.stats)
+        assert_close(grads, expected, how.tolerance * max(largest(expected.values()), 1e-3), about)
         for (name, mine), theirs in zip(program.named_buffers(), reference.buffers(), strict=True):
-            assert largest([mine - theirs]) <= TOLERANCE * max(largest([theirs]), 1), (
-                name,
-                program.describe(),
-                n,
-                ratio,
-                blocker.stats,
-            )
+            assert largest([mine - theirs]) <= how.tolerance * max(largest([theirs]), 1), (name, about)
         set_generators(end)
-        # Clipped: a program that explodes only tests how rounding grows.
-        nn.utils.clip_grad_norm_(program.parameters(), 1.0)
-        optimizer.step()
+        for name, grad in grads.items():
+            accumulated[name] = accumulated.get(name, 0) + grad
+        if (step + 1) % how.accumulate == 0:
+            for name, parameter in program.named_parameters():
+                parameter.grad = accumulated.get(name)
+            # Clipped: a program that explodes only tests how rounding grows.
+            nn.utils.clip_grad_norm_(program.parameters(), 1.0)
+            optimizer.step()
+            accumulated = {}
     stats = blocker.stats
     blocker.remove()
     return stats.steps_replayed, stats.steps_recomputed
+
+
+def assert_close(found, expected, tolerance: float, about) -> None:
+    for name, value in expected.items():
+        assert largest([found[name] - value]) <= tolerance, (name, about)
 
 
 def test_random_programs_train_exactly(request):
@@ -129,7 +173,7 @@ def test_random_programs_train_exactly(request):
     def run(rng):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            replayed, recomputed = check_program(rng)
+            replayed, recomputed = check_program(rng, Circumstances.draw(rng))
         counts[0] += 1
         counts[1] += replayed
         counts[2] += recomputed
@@ -147,3 +191,55 @@ def test_random_programs_train_exactly_with_any_seed(seed):
         warnings.simplefilter("ignore")
         for i in range(5):
             check_program(random.Random(1000 * seed + i))
+
+
+def train_in_processes(rank: int, programs: int) -> tuple[int, int]:
+    """Random programs under DDP: gradients are the mean over ranks of what each rank's retained samples give."""
+    warnings.simplefilter("ignore")
+    replayed = recomputed = 0
+    for seed in range(programs):
+        torch.manual_seed(seed)
+        how = Circumstances()
+        made = make_program(random.Random(seed), how)
+        if made is None:
+            continue
+        program, n, side, ratio = made
+        ddp = DDP(program, find_unused_parameters=True)
+        blocker = halfway.ForwardBlocker(ddp, "cut", ratio, selector=halfway.Density(num_centroids=3))
+        optimizer = torch.optim.SGD(program.parameters(), 0.1)
+        for step in range(3):
+            torch.manual_seed(1000 * rank + step)
+            reference = copy.deepcopy(program)
+            x = how.batch(n, side)
+            before = generators()
+            x_retained = blocker(x)
+            after = generators()
+            known = blocker._counters.replayed_steps
+            grads = how.gradients(ddp, x_retained, program)
+            if blocker._counters.replayed_steps > known:
+                expected = replay_reference(how, reference, x, blocker.last.indices, x_retained, before, after)
+            else:
+                set_generators(after)
+                expected = how.gradients(reference, x_retained)
+            for name, parameter in program.named_parameters():
+                mine = expected.get(name, torch.zeros_like(parameter))
+                dist.all_reduce(mine)
+                expected[name] = mine / dist.get_world_size()
+            scale = max(largest(expected.values()), 1e-3)
+            assert_close(grads, {n: g for n, g in expected.items() if n in grads}, TOLERANCE * scale, seed)
+            nn.utils.clip_grad_norm_(program.parameters(), 1.0)
+            optimizer.step()
+            states = [None, None]
+            dist.all_gather_object(states, blocker.selector.state_dict())
+            assert all(torch.equal(states[0][k], states[1][k]) for k in ("centroids", "counts"))
+        replayed += blocker.stats.steps_replayed
+        recomputed += blocker.stats.steps_recomputed
+        blocker.remove()
+    return replayed, recomputed
+
+
+def test_random_programs_train_exactly_in_two_processes(request):
+    programs = max(40, request.config.getoption("--programs") // 10)
+    for replayed, recomputed in processes.run(2, train_in_processes, programs, timeout=60 + programs):
+        assert replayed > programs
+        assert recomputed

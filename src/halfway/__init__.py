@@ -3,7 +3,8 @@
 from . import functional
 from .batch import WithIds
 from .blocker import ForwardBlocker
-from .cost import cost, layers
+from .cost import cost
+from .cuts import layers
 from .density import DensityEstimator
 from .engine import ReplayError
 from .schedule import Schedule

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
+import json
+import warnings
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from . import batch as batches
 from . import selectors
 from .batch import Batch
 from .engine import Engine
 from .functional import retained_count
+from .modules import find_layer, group_of, suggest, unwrap
+from .ranks import Ranks
 from .schedule import Schedule
 from .selectors import Candidates, Selection, Selector
 from .shallow import Inputs, Shallow
 from .stats import Counters, Stats
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 _REUSE = ("auto", "replay", "recompute")
 _STATE_VERSION = 1
+_STATE = {"version", "config", "epoch", "ranks", "autocast", "counters", "selector"}
+_SPREAD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ForwardBlocker]] = weakref.WeakKeyDictionary()
 
 
-class ForwardBlocker:
+class ForwardBlocker(Joinable):
     """Drops samples in the middle of the forward pass.
 
         blocker = halfway.ForwardBlocker(model, at="layer1", prune_ratio=0.3)
@@ -47,7 +57,10 @@ class ForwardBlocker:
         schedule: when to prune; None: always.
         reuse: "auto" replays and falls back to recomputing with one warning; "replay" raises instead of falling back;
             "recompute" never replays, and is bit-identical to training on the retained samples alone.
-        seed: of the selector's randomness, which is a function of (seed, step). Global generators are not touched.
+        seed: of the selector's randomness, a function of (seed, step, rank). Global generators are not touched.
+        process_group: of the ranks that train this model together; None: DDP's, or all. Each rank retains samples of
+            its own batch, and what the selector learns is the same on all of them.
+        timeout: seconds to wait for the other ranks before an error says which one is missing.
 
     Attributes:
         last: the `Selection` of the last pruned step (None before the first, and after a step that pruned nothing).
@@ -64,7 +77,10 @@ class ForwardBlocker:
         schedule: Schedule | None = None,
         reuse: Literal["auto", "replay", "recompute"] = "auto",
         seed: int = 0,
+        process_group: ProcessGroup | None = None,
+        timeout: float = 300.0,
     ) -> None:
+        super().__init__()
         if not 0 <= prune_ratio < 1:
             raise ValueError(f"prune_ratio is the share of samples to prune and must be in [0, 1), got {prune_ratio}")
         if reuse not in _REUSE:
@@ -79,15 +95,16 @@ class ForwardBlocker:
         self._epoch: int | None = None
         self._validated = False
         self._removed = False
-        self._root, compiled = _unwrap(model)
-        self._parameters = list(inspect.signature(self._root.forward).parameters)
+        self._root, compiled = unwrap(model)
+        self._signature = inspect.signature(self._root.forward)
+        self._parameters = list(self._signature.parameters)
         self._engine: Engine | None = None
         self._layer_name = ""
         other = _live.get(self._root)
         if other is not None and other() is not None:
             raise ValueError("this model already has a live ForwardBlocker; call its remove() first")
         if at is not None:
-            self._layer_name, layer = _find_layer(self._root, at)
+            self._layer_name, layer = find_layer(self._root, at)
             self.selector.bind(self._layer_name, layer)
             shallow = Shallow(self._root, layer, self._layer_name, compiled)
             self._engine = Engine(shallow, reuse, self._counters)
@@ -96,8 +113,10 @@ class ForwardBlocker:
         elif self.selector.needs != "nothing":
             raise ValueError(
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
-                f"({_suggest(self._root, '')}; `halfway layers` lists what each would save)"
+                f"({suggest(self._root, '')}; `halfway layers` lists what each would save)"
             )
+        self._ranks = Ranks(process_group or group_of(model), timeout)
+        self._ranks.agree({**self._config(), "reuse": reuse})
         _live[self._root] = weakref.ref(self)
 
     # -------------------------------------------------------------- the one line
@@ -125,6 +144,8 @@ class ForwardBlocker:
         if not self._root.training or not torch.is_grad_enabled():
             return whole.value()
         to_model = self._to_model(whole, inputs)
+        if not self._validated and to_model.tensors():
+            self._check_arguments(to_model)
         size = batches.length(tuple(to_model))
         whole.validate(size)
         _check_ids(ids, size)
@@ -138,6 +159,8 @@ class ForwardBlocker:
                 retained_count(size, self.prune_ratio),
             )
         self._validated = True
+        Join.notify_join_context(self)
+        self._ranks.defer = self._join_config.enable
         return self._step(whole, inputs, size, ids).value()
 
     def _step(self, whole: Batch, inputs: Any, size: int, ids: Tensor | None) -> Batch:
@@ -145,21 +168,21 @@ class ForwardBlocker:
         active = self.schedule.active((self._epoch or 0) if self.schedule.unit == "epoch" else counters.steps)
         count = retained_count(size, self.prune_ratio) if active else size
         to_model = self._to_model(whole, inputs)
-        generator = self._generator(to_model.tensors()[0].device)
+        candidates = Candidates(size, self._generator(to_model.tensors()[0].device), ids=ids, ranks=self._ranks)
         engine = self._engine if self.selector.needs == "features" else None
         part, selection, cost = whole, None, float(size)
         if count == size:
             if engine is not None:
                 selector = self.selector
-                engine.watch(lambda f: _learn(selector, Candidates(size, generator, f, ids), None))
+                engine.watch(lambda features: _learn(selector, replace(candidates, features=features), None))
         elif engine is None:
-            candidates, cost = Candidates(size, generator, ids=ids), float(count)
+            cost = float(count)
             selection = _select(self.selector, candidates, count)
             part = whole.cut(selection.indices, size)
             _learn(self.selector, candidates, selection.indices)
         else:
             cost = count + (size - count) * engine.shallow.share
-            part, selection = self._block(engine, whole, inputs, size, count, generator, ids)
+            part, selection = self._block(engine, whole, inputs, candidates, count)
         # Counted last: a step that raised leaves no trace.
         counters.steps += 1
         counters.pruned_steps += count < size
@@ -170,20 +193,14 @@ class ForwardBlocker:
         return part
 
     def _block(
-        self,
-        engine: Engine,
-        whole: Batch,
-        inputs: Any,
-        size: int,
-        count: int,
-        generator: torch.Generator,
-        ids: Tensor | None,
+        self, engine: Engine, whole: Batch, inputs: Any, candidates: Candidates, count: int
     ) -> tuple[Batch, Selection]:
         """Probe, select, and prepare the model's call on the retained samples."""
         to_model = self._to_model(whole, inputs)
-        probe = engine.shallow.probe(to_model, size)
+        size = candidates.size
+        probe = engine.probe(to_model, size)
         try:
-            candidates = Candidates(size, generator, probe.features, ids)
+            candidates = replace(candidates, features=probe.features)
             selection = _select(self.selector, candidates, count)
             part = whole.cut(selection.indices, size)
             to_model_part = self._to_model(part, inputs)
@@ -218,10 +235,21 @@ class ForwardBlocker:
             return Inputs((), dict(first))
         return Inputs(tuple(first) if isinstance(first, (tuple, list)) else (first,), {})
 
+    def _check_arguments(self, to_model: Inputs) -> None:
+        try:
+            self._signature.bind(*to_model.args, **to_model.kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"the model's forward({', '.join(self._parameters)}) cannot be called with what goes to it from the "
+                f"batch: {error}. A dict goes to it as keywords, a tuple or list as positionals (a list of samples "
+                "cannot be cut: stack them into one tensor), inputs= says otherwise"
+            ) from None
+
     def _generator(self, device: torch.device) -> torch.Generator:
         generator = torch.Generator(device)
-        # Knuth's multiplicative constants spread neighbouring seeds and steps over the whole range.
-        generator.manual_seed((self.seed * 0x9E3779B97F4A7C15 + self._counters.steps * 0xBF58476D1CE4E5B9) % 2**63)
+        # Odd constants spread neighbouring seeds, steps and ranks over the whole range.
+        position = zip((self.seed, self._counters.steps, self._ranks.rank), _SPREAD, strict=True)
+        generator.manual_seed(sum(x * spread for x, spread in position) % 2**63)
         return generator
 
     def _check_schedule(self) -> None:
@@ -255,12 +283,18 @@ class ForwardBlocker:
         """Per-sample losses of the retained samples, for selectors that learn from them; others ignore it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on later: small, plain tensors and values, loads with `weights_only=True`."""
+        """Everything needed to go on later: small, plain tensors and values, loads with `weights_only=True`.
+
+        It is the same on all ranks but for the counts behind `stats`: saving that of one rank is enough. Its keys and
+        shapes are always the same, so that `torch.distributed.checkpoint` can load it in place.
+        """
         self._check()
         return {
             "version": _STATE_VERSION,
-            "config": self._config(),
+            "config": json.dumps(self._config()),
             "epoch": self._epoch,
+            "ranks": self._ranks.size,
+            "autocast": self._engine.autocast if self._engine is not None else "",
             "counters": self._counters.state_dict(),
             "selector": self.selector.state_dict(),
         }
@@ -268,14 +302,32 @@ class ForwardBlocker:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`. The state of another configuration is refused."""
         self._ensure_live()
-        if not isinstance(state, dict) or set(state) != {"version", "config", "epoch", "counters", "selector"}:
-            raise ValueError("this is not the state_dict of a ForwardBlocker")
+        if not isinstance(state, dict) or set(state) != _STATE:
+            raise ValueError(f"this is not the state_dict of a ForwardBlocker, which has {sorted(_STATE)}")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
-        parts = ("config", "counters", "selector")
-        if not all(isinstance(state[part], dict) for part in parts):
-            raise ValueError(f"this is not the state_dict of a ForwardBlocker: {parts} must be dicts")
-        mine, theirs = self._config(), state["config"]
+        self._refuse_other_configuration(state["config"])
+        counters = Counters()
+        counters.load_state_dict(state["counters"])
+        self.selector.load_state_dict(state["selector"])
+        self._counters.load_state_dict(state["counters"])
+        if self._engine is not None:
+            self._engine.autocast = state["autocast"]
+        self._epoch = state["epoch"]
+        self.last = None
+        if state["ranks"] != self._ranks.size:
+            warnings.warn(
+                f"the state was saved by {state['ranks']} processes and is loaded by {self._ranks.size}: training goes "
+                "on, but not bit-identically (what was learned is kept, random numbers depend on the rank)",
+                stacklevel=2,
+            )
+
+    def _refuse_other_configuration(self, config: Any) -> None:
+        mine = json.loads(json.dumps(self._config()))
+        try:
+            theirs = dict(json.loads(config))
+        except (TypeError, ValueError):
+            raise ValueError(f"this is not the state_dict of a ForwardBlocker: its config is {config!r}") from None
         differences = [
             f"{key}: {theirs.get(key)!r} in the state, {mine.get(key)!r} here"
             for key in sorted(mine.keys() | theirs.keys())
@@ -283,12 +335,6 @@ class ForwardBlocker:
         ]
         if differences:
             raise ValueError(f"the state belongs to another configuration ({'; '.join(differences)})")
-        counters = Counters()
-        counters.load_state_dict(state["counters"])
-        self.selector.load_state_dict(state["selector"])
-        self._counters.load_state_dict(state["counters"])
-        self._epoch = state["epoch"]
-        self.last = None
 
     def remove(self) -> None:
         """Let go of the model. Also happens at the end of a `with` block."""
@@ -297,6 +343,7 @@ class ForwardBlocker:
         self._removed = True
         if self._engine is not None:
             self._engine.forget()
+        self._ranks.close()
         _live.pop(self._root, None)
 
     def __enter__(self) -> ForwardBlocker:
@@ -306,6 +353,20 @@ class ForwardBlocker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+    # ------------------------------------- uneven batches: Join([ddp, blocker])
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What a rank does when it has no batches left and others have."""
+        return _Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return next((p.device for p in self._root.parameters()), torch.device("cpu"))
+
+    @property
+    def join_process_group(self) -> Any:
+        return self._ranks.group
 
     def _check(self) -> None:
         self.selector.check()
@@ -325,6 +386,23 @@ class ForwardBlocker:
         }
 
 
+class _Shadow(JoinHook):
+    """Takes part in every step that another rank still has."""
+
+    def __init__(self, blocker: ForwardBlocker) -> None:
+        self._blocker = blocker
+
+    def main_hook(self) -> None:
+        # Also counted, so that a schedule in steps means the same steps everywhere.
+        self._blocker._counters.steps += 1
+        self._blocker.selector.learn_nothing(self._blocker._ranks)
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        # Join itself leaves its configuration behind.
+        config = self._blocker._join_config
+        self._blocker._join_config = config.construct_disabled_join_config()
+
+
 def _select(selector: Selector, candidates: Candidates, count: int) -> Selection:
     with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
         return selector.select(candidates, count)
@@ -333,43 +411,6 @@ def _select(selector: Selector, candidates: Candidates, count: int) -> Selection
 def _learn(selector: Selector, candidates: Candidates, retained: Tensor | None) -> None:
     with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
         selector.learn(candidates, retained)
-
-
-def _unwrap(model: nn.Module) -> tuple[nn.Module, bool]:
-    """The innermost model, and whether torch.compile lies around it."""
-    compiled = False
-    while True:
-        if isinstance(model, nn.DataParallel):
-            raise TypeError(
-                "nn.DataParallel splits every batch over threads, so no sample can be dropped for all of them; use "
-                "DistributedDataParallel (torchrun), one process per device"
-            )
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif "_orig_mod" in model._modules:
-            model, compiled = model._modules["_orig_mod"], True  # type: ignore[assignment]
-        else:
-            return model, compiled or model._compiled_call_impl is not None
-
-
-def _find_layer(root: nn.Module, at: str | nn.Module) -> tuple[str, nn.Module]:
-    names = {name: module for name, module in root.named_modules() if name}
-    if isinstance(at, nn.Module):
-        for name, module in names.items():
-            if module is at:
-                return name, module
-        raise ValueError(f"at= is a {type(at).__name__} that is not a submodule of this {type(root).__name__}")
-    if at not in names:
-        raise ValueError(
-            f"no module {at!r} in this {type(root).__name__}; {_suggest(root, at)} (`halfway layers` lists them)"
-        )
-    return at, names[at]
-
-
-def _suggest(root: nn.Module, wanted: str) -> str:
-    names = [name for name, _ in root.named_modules() if name]
-    close = difflib.get_close_matches(wanted, names, n=5)
-    return f"the closest are {close}" if close else f"it has {[n for n, _ in root.named_children()]}"
 
 
 def _check_ids(ids: Any, size: int) -> None:

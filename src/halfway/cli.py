@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,7 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         importlib.import_module(f"halfway.lab.{name}_command").register(commands)
     parsed = parser.parse_args(arguments)
     try:
-        return int(parsed.run(parsed) or 0)
+        code = int(parsed.run(parsed) or 0)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `halfway layers resnet50 | head`: whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

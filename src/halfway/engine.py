@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .interception import Handler, Interception
 from .plan import Plan, disagreement, tolerance
 from .replay import Diverged, Replayer
 from .shallow import ERROR, Inputs, Probe, Shallow, autocast_state
@@ -29,6 +30,7 @@ SPOT_CHECK_EVERY = 16
 _AUTOCAST = "autocast is not what it was in the probe"
 # Expected once in the usual loop (autocast around the model's call, not around the blocker); no warning.
 _FIRST_AUTOCAST = "the first call of the model showed that it runs under autocast"
+_NOT_CALLED = "the model was not called on the retained samples"
 _OTHER_TENSORS = (
     "the model was not called with the tensors the blocker returned (move augmentation, mixup, .to(device) and "
     "normalisation before the blocker)"
@@ -49,6 +51,7 @@ class _Pending(NamedTuple):
     versions: list[int]
     parameters: list[Any]
     autocast: tuple[bool, torch.dtype]
+    audited: bool
     spot: int | None
 
 
@@ -67,11 +70,22 @@ class Engine:
         self.counters = counters
         self._root = shallow.root
         self._pending: _Pending | None = None
-        self._approved = False
+        self._first_call = True
         self._armed = contextlib.ExitStack()
         self._warned: set[str] = set()
         self._mismatches: dict[str, Tensor] = {}
         self._unsaid: list[tuple[str, int]] = []
+
+    @property
+    def autocast(self) -> str:
+        """The state of autocast in the model's last training call, in words: the next probe will adopt it."""
+        known = self.shallow.autocast
+        return "" if known is None else f"{'on' if known[0] else 'off'} {str(known[1]).removeprefix('torch.')}"
+
+    @autocast.setter
+    def autocast(self, words: str) -> None:
+        state, _, dtype = words.partition(" ")
+        self.shallow.autocast = (state == "on", getattr(torch, dtype)) if words else None
 
     def validate(self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int) -> None:
         """See `Shallow.validate`; a replay that was demanded must be possible."""
@@ -79,10 +93,12 @@ class Engine:
         if refusal and self.reuse == "replay":
             raise ReplayError(self._demanded(refusal))
 
+    def probe(self, inputs: Inputs, size: int) -> Probe:
+        """Run the shallow part on all samples; recorded only if a replay is wanted."""
+        return self.shallow.probe(inputs, size, 'reuse="recompute"' if self.reuse == "recompute" else "")
+
     def plan(self, probe: Probe, inputs: Inputs, part: Inputs, indices: Tensor) -> Plan:
         """How to reuse a probe for the retained samples `part`. May run the model (a rehearsal)."""
-        if self.reuse == "recompute":
-            return Plan(refusal='reuse="recompute"')
         return self.shallow.plan(probe, inputs, part, indices)
 
     def prepare(self, probe: Probe, plan: Plan, part: Inputs, indices: Tensor) -> None:
@@ -100,24 +116,26 @@ class Engine:
             return
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:
-            if self._root.training and torch.is_grad_enabled():
-                self.release()
-                callback(self.shallow.features([output], len(output)))
+            callback(self.shallow.features([output], len(output)))
 
-        self._armed.enter_context(self.shallow.hooked(at_cut))
-        self._armed.enter_context(self._listening(self._note_autocast))
+        def called(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            self._disarm()
+            with self.shallow.hooked(at_cut):
+                return original(*args, **kwargs)
+
+        self._await_call(called)
 
     def _recompute(self, reason: str, retained: int) -> None:
         """The next model call will compute everything itself."""
         self.release()
         self._fell_back(reason, retained)
 
-        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._note_autocast(module, args, kwargs)
-            self.release()
+        def called(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            self._disarm()
+            return original(*args, **kwargs)
 
         if not self.shallow.compiled:
-            self._armed.enter_context(self._listening(note))
+            self._await_call(called)
 
     def _arm(self, probe: Probe, plan: Plan, part: Inputs, indices: Tensor) -> None:
         """Prepare the model's next training call, which must be on `part`, to replay."""
@@ -126,6 +144,7 @@ class Engine:
         drop = _weak_callback(self)
         arguments = self.shallow.bind(part.args, part.kwargs)
         assert arguments is not None
+        turn = (self.counters.steps + 1) % SPOT_CHECK_EVERY
         self._pending = _Pending(
             probe=probe,
             plan=plan,
@@ -134,18 +153,16 @@ class Engine:
             versions=[t._version for t in tensors],
             parameters=self.shallow.fingerprint(),
             autocast=self.shallow.expected_autocast(tensors[0]),
-            spot=plan.spot(SPOT_CHECK_EVERY),
+            audited=not turn,
+            spot=None if turn else plan.spot(self.counters.steps // SPOT_CHECK_EVERY),
         )
-        self._armed.enter_context(self._listening(self._approve))
-        self._armed.enter_context(self._intercepting())
+        self._await_call(self._called)
         handle = register_optimizer_step_post_hook(
             lambda *_: self.release("the optimizer stepped before the model was called")
         )
         self._armed.callback(handle.remove)
 
-    def release(
-        self, reason: str = "the model was not called on the retained samples", *, demanded: bool = False
-    ) -> None:
+    def release(self, reason: str = _NOT_CALLED, *, demanded: bool = False) -> None:
         """Forget a pending tape, and free it. A probe that is never used is no error, even if replays are demanded."""
         pending = self._disarm()
         self._say()
@@ -160,7 +177,6 @@ class Engine:
 
     def _disarm(self) -> _Pending | None:
         pending, self._pending = self._pending, None
-        self._approved = False
         self._armed.close()
         return pending
 
@@ -173,47 +189,37 @@ class Engine:
         self._disarm()
         self._unsaid.clear()
 
-    @contextlib.contextmanager
-    def _listening(self, hook: Callable[..., None]) -> Iterator[None]:
-        # First in line, so that it sees what the user passed and not what other hooks make of it.
-        handle = self._root.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def _await_call(self, handler: Handler) -> None:
+        """Have `handler` take the model's next training call, before any hook of the model has seen it. An evaluation
+        in between is not meant, and does not end the waiting."""
 
-    @contextlib.contextmanager
-    def _intercepting(self) -> Iterator[None]:
-        attributes = vars(self._root)
-        patched = attributes.get("forward")
-        original = self._root.forward
-        attributes["forward"] = lambda *args, **kwargs: self._forward(original, args, kwargs)
-        try:
-            yield
-        finally:
-            if patched is None:
-                del attributes["forward"]
-            else:
-                attributes["forward"] = patched
-
-    def _note_autocast(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._root.training and torch.is_grad_enabled():
+        def called(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            if not self._root.training or not torch.is_grad_enabled():
+                return original(*args, **kwargs)
             tensors = Inputs(args, kwargs).tensors()
+            self._first_call = self.shallow.autocast is None
             if tensors:
                 self.shallow.autocast = autocast_state(tensors[0].device.type)
+            return handler(original, args, kwargs)
 
-    def _approve(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Is this the call that was prepared? An evaluation in between is not, and does not end the waiting."""
-        if not self._root.training or not torch.is_grad_enabled() or self._pending is None:
-            return
-        first_call = self.shallow.autocast is None
-        self._note_autocast(module, args, kwargs)
+        self._armed.callback(Interception(self._root, "_call_impl", called).remove)
+
+    def _called(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Is this the call that was prepared? Then its forward is a replay."""
+        assert self._pending is not None
         difference = self._difference(self._pending, args, kwargs)
         if difference:
-            reason = _FIRST_AUTOCAST if difference == _AUTOCAST and first_call else difference
+            reason = _FIRST_AUTOCAST if difference == _AUTOCAST and self._first_call else difference
             self.release(reason, demanded=True)
-        else:
-            self._approved = True
+            return original(*args, **kwargs)
+        pending = self._disarm()
+        assert pending is not None
+
+        def replay(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            return self._replay(pending, forward, args, kwargs)
+
+        with Interception(self._root, "forward", replay):
+            return original(*args, **kwargs)
 
     def _difference(self, pending: _Pending, args: Any, kwargs: Any) -> str:
         arguments = self.shallow.bind(args, kwargs)
@@ -234,12 +240,8 @@ class Engine:
             return _AUTOCAST
         return ""
 
-    def _forward(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _replay(self, pending: _Pending, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The root's forward, for the one call that replays."""
-        pending = self._pending
-        if pending is None or not self._approved:
-            return original(*args, **kwargs)
-        self._disarm()
         now, attributes = HostRandom(), Attributes(self.shallow.modules)
         tensors = Inputs(args, kwargs).tensors()
         replayer = Replayer(
@@ -271,11 +273,11 @@ class Engine:
 
     def _audit(self, pending: _Pending, replayer: Replayer, output: Tensor) -> None:
         """Remember, on the device, how far a checked operation and the features were off. `check` reads it."""
-        if pending.spot is None:
+        if not pending.audited:
             return
         expected = pending.probe.features.index_select(0, pending.indices).flatten(1)
         off = {f"the features of {self.shallow.layer_name!r}": disagreement(expected, output.detach().flatten(1))}
-        if replayer.mismatch is not None:
+        if pending.spot is not None and replayer.mismatch is not None:
             off[pending.plan.ops[pending.spot].describe()] = replayer.mismatch
         for what, mismatch in off.items():
             known = self._mismatches.get(what, torch.zeros_like(mismatch))
@@ -294,7 +296,8 @@ class Engine:
 
     def _fell_back(self, reason: str, retained: int, demanded: bool = True) -> None:
         self.counters.recomputed[reason] += 1
-        self.counters.spent += retained * self.shallow.share
+        if reason != _NOT_CALLED:
+            self.counters.spent += retained * self.shallow.share
         if self.reuse == "recompute" or reason == _FIRST_AUTOCAST:
             return
         if self.reuse == "replay" and demanded:

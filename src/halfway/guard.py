@@ -6,7 +6,8 @@ a buffer or an input of the model, the old value is kept. So a pass can leave no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import ops
+from .sharding import local
 
 
 class Memory:
@@ -92,4 +94,30 @@ class Guard(Pass):
 
 def address(t: Tensor) -> int:
     """Where the memory of a tensor begins: the same for all its views."""
-    return t.untyped_storage().data_ptr()
+    return local(t).untyped_storage().data_ptr()
+
+
+@contextlib.contextmanager
+def no_graph() -> Iterator[None]:
+    """For a forward pass that will have no backward: grad may be enabled, but nothing is saved, and autocast keeps no
+    copies of the parameters."""
+    torch.clear_autocast_cache()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(_drop, _unavailable):
+            yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+def foreign_hooks() -> bool:
+    """Whether somebody else's saved-tensor hooks lie above those of `no_graph`."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and hooks[0] is not _drop
+
+
+def _drop(t: Tensor) -> None:
+    return None
+
+
+def _unavailable(packed: Any) -> Tensor:
+    raise RuntimeError("halfway: no backward pass through this forward pass")

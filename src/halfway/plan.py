@@ -67,9 +67,15 @@ def candidates(full: torch.Size, part: torch.Size, size: int, retained: int) -> 
 def tolerance(t: Tensor) -> float:
     """How far outputs of this type may differ between batch sizes."""
     if t.dtype == torch.float32 and t.is_cuda:
-        tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-        return _TOLERANCE_TF32 if tf32 else _TOLERANCE[torch.float32]
+        return _TOLERANCE_TF32 if _tf32() else _TOLERANCE[torch.float32]
     return _TOLERANCE.get(t.dtype, 0.0)
+
+
+def _tf32() -> bool:
+    try:
+        return torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # set by the newer `fp32_precision`, after which these may not be read
+        return True
 
 
 def disagreement(a_SX: Tensor, b_SX: Tensor) -> Tensor:
@@ -106,9 +112,10 @@ class Op:
     options: list[list[Samples]] = field(default_factory=list)
 
     def due(self) -> bool:
-        """Whether an unproven operation should be checked again now: less and less often, it costs a sync."""
+        """Whether an unproven operation should be checked again now. At first always, so that a training that was
+        stopped and resumed proves it at the same step; then less and less often, it costs a sync."""
         self.attempts += 1
-        return self.attempts & (self.attempts - 1) == 0
+        return self.attempts <= 16 or self.attempts & (self.attempts - 1) == 0
 
     def prove(self, full: Sequence[Any], part: Sequence[Any], indices: Tensor, size: int) -> str:
         """Compare a recording of N samples with the operation's outputs on S of them.
@@ -155,12 +162,8 @@ class Plan:
 
     ops: list[Op] = field(default_factory=list)
     refusal: str = ""
-    steps: int = 0
 
-    def spot(self, every: int) -> int | None:
-        """Which operation to recompute and compare in this step, round robin; None in most steps."""
-        self.steps += 1
+    def spot(self, turn: int) -> int | None:
+        """Which operation to recompute and compare, round robin; None if there is none to check."""
         checkable = [i for i, op in enumerate(self.ops) if op.proven]
-        if self.steps % every or not checkable:
-            return None
-        return checkable[(self.steps // every) % len(checkable)]
+        return checkable[turn % len(checkable)] if checkable else None

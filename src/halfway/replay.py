@@ -48,7 +48,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 
 from . import batch_norm, kernels, ops
-from .guard import Memory, Pass, address
+from .guard import Memory, Pass, address, foreign_hooks
 from .plan import Op, Plan, Samples, candidates, disagreement
 
 aten = torch.ops.aten
@@ -88,7 +88,13 @@ class Tape:
         self.refusal = ""
 
     def refuse(self, reason: str) -> None:
+        """Nothing more needs to be kept, nor what was."""
         self.refusal = self.refusal or reason
+        self.entries.clear()
+
+    def add(self, entry: Entry) -> None:
+        if not self.refusal:
+            self.entries.append(entry)
 
     def signature(self) -> tuple[Any, ...]:
         """The recorded program: equal signatures can share a plan."""
@@ -98,11 +104,10 @@ class Tape:
 class Recorder(Pass):
     """Runs everything, keeps what a replay will need."""
 
-    def __init__(self, memory: Memory, size: int, foreign_hooks: Callable[[], bool]) -> None:
+    def __init__(self, memory: Memory, size: int) -> None:
         super().__init__(memory)
         self.tape = Tape(size)
         self._kept: dict[int, list[tuple[Entry, int]]] = {}
-        self._foreign_hooks = foreign_hooks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -123,11 +128,14 @@ class Recorder(Pass):
             self._refuse_in_checkpoint(func)
         elif kind == "expensive" and ops.argument(func, "dropout_p", args, kwargs):
             self.tape.refuse(f"the shallow part uses fused attention with dropout ({func})")
+        if self.tape.refusal:
+            self._kept.clear()
+            return out
         entry = Entry(func, [_detached(o) for o in _sequence(out)], self._given(args))
         for i, o in enumerate(entry.outputs):
             if isinstance(o, Tensor):
                 self._kept.setdefault(address(o), []).append((entry, i))
-        self.tape.entries.append(entry)
+        self.tape.add(entry)
         return out
 
     def _record_batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,7 +143,7 @@ class Recorder(Pass):
         running = args[3:5] if batch_norm.takes_running_statistics(func) else ()
         moved = [None if r is None else r.clone() for r in running]
         out = batch_norm.forward(func, args, kwargs, moved)
-        self.tape.entries.append(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
+        self.tape.add(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
         return out
 
     def _protect(self, where: int) -> None:
@@ -146,7 +154,7 @@ class Recorder(Pass):
     def _refuse_in_checkpoint(self, func: Any) -> None:
         # torch.utils.checkpoint runs its part again in the backward pass, outside of any replay: another random draw,
         # other statistics. It shows as saved-tensor hooks that are not ours, or as a part that runs without grad.
-        if not torch.is_grad_enabled() or self._foreign_hooks():
+        if not torch.is_grad_enabled() or foreign_hooks():
             self.tape.refuse(f"the shallow part runs {func} under torch.utils.checkpoint or no_grad")
 
 
@@ -246,7 +254,9 @@ class Replayer(Pass):
                 if s
             ]
             self.mismatch = disagreement(*pairs[0])
-        elif not op.always_compute and op.due():
+            # Whether a step is checked must not show in its result.
+            return _like(func, taken)
+        if not op.always_compute and op.due():
             self._plan.refusal = op.prove(entry.outputs, _sequence(out), self._indices, self._tape.size)
             if self._plan.refusal:
                 raise Diverged(self._plan.refusal)

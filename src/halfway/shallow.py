@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from . import batch
-from .cost import Meter
-from .guard import Guard, Memory
+from .flops import Meter
+from .guard import Guard, Memory, no_graph
+from .interception import Interception
 from .plan import Plan, disagreement, tolerance
 from .replay import Diverged, Recorder, Rehearsal, Tape
 from .selectors.base import not_finite
+from .sharding import local, sharded
 from .snapshot import Attributes, HostRandom, TorchRandom
 
 # Differences beyond this many tolerances are errors, not rounding.
@@ -85,15 +87,18 @@ class Shallow:
         self._plans: dict[Any, Plan] = {}
         self._probes = self._rehearsals = 0
 
-    def probe(self, inputs: Inputs, size: int) -> Probe:
-        """Run the model up to the cut on all `size` samples.
+    def probe(self, inputs: Inputs, size: int, refusal: str = "") -> Probe:
+        """Run the model up to the cut on all `size` samples. `refusal`: why it need not be recorded, if it need not.
 
         Afterwards parameters, buffers, inputs and attributes are what they were; only the random generators have
         moved, as a replay will not move them again (`Probe.rewind` takes that back too).
         """
         self._probes += 1
         tensors = inputs.tensors()
-        recorder = Recorder(self.memory(tensors), size, _foreign_hooks)
+        recorder = Recorder(self.memory(tensors), size)
+        refusal = refusal or self._refusal()
+        if refusal:
+            recorder.tape.refuse(refusal)
         host_random, torch_random = HostRandom(), TorchRandom(tensors[0].device)
         attributes = Attributes(self.modules)
         found: list[Any] = []
@@ -104,8 +109,8 @@ class Shallow:
 
         features: Tensor | None = None
         try:
-            with self.hooked(stop), self._passing(tensors[0]), recorder, contextlib.suppress(Stop):
-                self.root(*inputs.args, **inputs.kwargs)
+            with self.hooked(stop), self._passing(tensors[0]), recorder:
+                self._run(inputs)
             features = self.features(found, size)
         finally:
             recorder.undo()
@@ -115,8 +120,6 @@ class Shallow:
                 torch_random.restore()
         if recorder.wrote_input:
             recorder.tape.refuse("the model changes its input in place")
-        if self.compiled:
-            recorder.tape.refuse("the model is compiled (compile only its deep part to replay)")
         return Probe(features, recorder.tape, host_random, torch_random)
 
     def validate(
@@ -133,7 +136,7 @@ class Shallow:
         entered: set[nn.Module] = {self.root}
         handle = nn.modules.module.register_module_forward_pre_hook(lambda m, _: entered.add(m))
         try:
-            probe = self.probe(inputs, size)
+            probe = self.probe(inputs, size, "" if rehearse else "not to be rehearsed")
         finally:
             handle.remove()
         self.modules = [m for m in self._all_modules if m in entered]
@@ -162,7 +165,7 @@ class Shallow:
 
         try:
             with self.hooked(at_cut), self._passing(tensors[0]), meter, guard:
-                self.root(*inputs.args, **inputs.kwargs)
+                self._run(inputs)
         finally:
             guard.undo()
             attributes.restore()
@@ -197,6 +200,30 @@ class Shallow:
             )
         return features.detach()
 
+    def _refusal(self) -> str:
+        if self.compiled:
+            return "the model is compiled (compile only its deep part to replay)"
+        if any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in self.modules):
+            return "the shallow part is compiled (compile only the deep part to replay)"
+        if sharded(self.root):
+            # A rehearsal, or a replay that diverges, runs layers once more. On one rank alone that would be a hang.
+            return "the model is sharded by FSDP2, whose ranks must run every layer equally often"
+        return ""
+
+    def _run(self, inputs: Inputs) -> None:
+        """Call the model, until somebody raises `Stop` or to its end.
+
+        FSDP2 expects every forward to return, and a backward pass before the weights change: it sees the one, and is
+        told that the other will not come.
+        """
+        shards = sharded(self.root)
+        with contextlib.suppress(Stop), contextlib.ExitStack() as stack:
+            if shards:
+                stack.enter_context(Interception(self.root, "forward", _until_stopped))
+            self.root(*inputs.args, **inputs.kwargs)
+        for shard in shards:
+            shard.reshard()
+
     @contextlib.contextmanager
     def _passing(self, example: Tensor) -> Iterator[None]:
         """The circumstances of the model's call: autocast as in its last one, and grad enabled, for without grad many
@@ -206,10 +233,8 @@ class Shallow:
         with contextlib.ExitStack() as stack:
             if self.compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            torch.clear_autocast_cache()
-            stack.callback(torch.clear_autocast_cache)
+            stack.enter_context(no_graph())
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_drop, _unavailable))
             yield
 
     @contextlib.contextmanager
@@ -259,8 +284,8 @@ class Shallow:
         handle = nn.modules.module.register_module_forward_pre_hook(enter)
         probe.host_random.restore()
         try:
-            with self.hooked(stop), self._passing(tensors[0]), rehearsal.entered(), contextlib.suppress(Stop):
-                self.root(*part.args, **part.kwargs)
+            with self.hooked(stop), self._passing(tensors[0]), rehearsal.entered():
+                self._run(part)
         except Diverged as difference:
             plan.refusal = difference.reason
         finally:
@@ -282,7 +307,7 @@ class Shallow:
         return Memory(self._tensors(), inputs)
 
     def fingerprint(self) -> list[Any]:
-        return [(id(t), t.data_ptr(), t._version) for t in self._tensors()]
+        return [(id(t), local(t).data_ptr(), t._version) for t in self._tensors()]
 
     def expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
         return self.autocast or autocast_state(example.device.type)
@@ -296,17 +321,11 @@ class Shallow:
         return [x for name, value in bound.arguments.items() for x in (name, *batch.leaves(value))]
 
 
-def _drop(t: Tensor) -> None:
-    return None
-
-
-def _unavailable(packed: Any) -> Tensor:
-    raise RuntimeError("halfway: no backward pass through a probe")
-
-
-def _foreign_hooks() -> bool:
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and hooks[0] is not _drop
+def _until_stopped(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        return original(*args, **kwargs)
+    except Stop:
+        return None
 
 
 def autocast_state(device_type: str) -> tuple[bool, torch.dtype]:

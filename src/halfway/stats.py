@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,12 +30,12 @@ class Counters:
     spent: float = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), "recomputed": dict(self.recomputed)}
+        return {**vars(self), "recomputed": json.dumps(self.recomputed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if set(state) != set(vars(self)):
             raise ValueError(f"the state's counters are {sorted(state)}, expected {sorted(vars(self))}")
-        vars(self).update(state, recomputed=Counter(state["recomputed"]))
+        vars(self).update(state, recomputed=Counter(json.loads(state["recomputed"])))
 
 
 @dataclass(frozen=True)

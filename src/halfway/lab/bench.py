@@ -32,7 +32,8 @@ from torch import Tensor, nn
 
 from .. import ForwardBlocker, ReplayError
 from ..batch import leaves
-from ..cost import FlopCounter, cost, relative_cost
+from ..cost import cost, relative_cost
+from ..flops import FlopCounter
 from ..functional import retained_count
 from ..rows import take
 from ..selectors import Candidates, Density

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from .. import __version__
-from ..cost import columns
+from ..text import columns
 from .bench import WAYS, compare
 from .models import random_input
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..cost import Layers
+    from ..cuts import Layers
     from ..schedule import Schedule
     from .models import Source
 
@@ -63,7 +63,7 @@ def add_input_options(parser: argparse.ArgumentParser, batch: int) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    from ..cost import RATIOS
+    from ..cuts import RATIOS
     from . import models
 
     if arguments.batch < 2:
@@ -104,7 +104,7 @@ def _survey(source: Source, batch: int, schedule: Schedule, length: int) -> Laye
     """On the meta device, where nothing is computed; on the CPU for a model that cannot do without values."""
     import torch
 
-    from ..cost import layers
+    from ..cuts import layers
 
     try:
         with torch.device("meta"):

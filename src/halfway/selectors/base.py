@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ..ranks import ALONE, Ranks
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -32,15 +34,17 @@ class Candidates:
     """The samples of one step as a selector sees them.
 
     size: B.
-    generator: this step's randomness, on the device of the batch: a function of (seed, step) alone.
+    generator: this step's randomness, on the device of the batch: a function of (seed, step, rank) alone.
     features: (B, ...) output of the cut layer; None unless `needs` says "features".
     ids: (B,) sample ids, if the user passed them.
+    ranks: the processes that train together, each with samples of its own.
     """
 
     size: int
     generator: torch.Generator
     features: Tensor | None = None
     ids: Tensor | None = None
+    ranks: Ranks = ALONE
 
 
 class Selector:
@@ -57,7 +61,13 @@ class Selector:
         raise NotImplementedError
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
-        """Called after each training batch with the retained rows (S,), or None when all of them stayed."""
+        """Called after each training batch with the retained rows (S,), or None when all of them stayed.
+
+        What is learned must be the same on all of `candidates.ranks`.
+        """
+
+    def learn_nothing(self, ranks: Ranks) -> None:
+        """Stands for `learn` on a rank that has no batches left, so that the others do not wait for it."""
 
     def check(self) -> None:
         """Raise what went wrong on the device since the last check. May wait for the device."""

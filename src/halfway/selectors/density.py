@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional as PF
 from ..density import DensityEstimator
 from ..functional import BandwidthRule, UpdateRule
+from ..ranks import Ranks
 from .base import Candidates, Selection, Selector, not_finite
 
 
@@ -55,7 +57,6 @@ class Density(Selector):
         self.estimator: DensityEstimator | None = None
         self._layer_name = ""
         self._layer: nn.Module | None = None
-        self._not_finite: Tensor | None = None
         self._channel_dims: dict[torch.Size, int] = {}
         self._represented: tuple[Candidates, Tensor] | None = None
 
@@ -65,6 +66,7 @@ class Density(Selector):
     def select(self, candidates: Candidates, count: int) -> Selection:
         x_BD = self._represent(candidates)
         estimator = self._estimator_for(x_BD)
+        estimator.settle()
         chance_B = torch.rand(candidates.size, generator=candidates.generator, device=x_BD.device, dtype=x_BD.dtype)
         if not estimator.ready:
             return Selection(PF.retain(chance_B, count), chance_B)
@@ -75,17 +77,26 @@ class Density(Selector):
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
         x_BD = self._represent(candidates)
-        estimator = self._estimator_for(x_BD)
-        bad = x_BD.isfinite().all().logical_not()
-        self._not_finite = bad if self._not_finite is None else self._not_finite | bad
         # One row is poisoned together with all others, so that no rank and no step learns from half a batch.
-        x_BD = torch.where(bad, float("nan"), x_BD)
-        estimator.update(x_BD if retained is None else x_BD.index_select(0, retained))
+        x_BD = torch.where(x_BD.isfinite().all(), x_BD, float("nan"))
+        x_SD = x_BD if retained is None else x_BD.index_select(0, retained)
+        self._estimator_for(x_BD).update(x_SD, candidates.ranks)
         self._represented = None
 
+    def learn_nothing(self, ranks: Ranks) -> None:
+        if self.estimator is None:
+            raise RuntimeError(
+                "this rank has no batch at all, so it cannot take part in what the others learn; give every rank at "
+                "least one batch"
+            )
+        self.estimator.update(self.estimator.centroids[:0], ranks)
+
     def check(self) -> None:
-        if self._not_finite is not None and self._not_finite:
-            self._not_finite = None
+        if self.estimator is None:
+            return
+        self.estimator.settle()
+        if self.estimator.refused:
+            self.estimator.refused.zero_()
             raise FloatingPointError(not_finite(self._layer_name))
 
     def config(self) -> dict[str, Any]:
@@ -97,23 +108,31 @@ class Density(Selector):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.estimator is None else dict(self.estimator.state_dict())
+        """The estimator's, of the same shape before and after it is made: checkpoints are often loaded in place."""
+        C = self._estimator_settings["num_centroids"]
+        state = {"centroids": torch.zeros(C, self.dim), "counts": torch.zeros(C, dtype=torch.int64), "width": 0}
+        if self.estimator is not None:
+            found = self.estimator.state_dict()
+            D = self.estimator.dim
+            state = {"centroids": F.pad(found["centroids"], (0, self.dim - D)), "counts": found["counts"], "width": D}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._not_finite = None
-        if not state:
+        if set(state) != {"centroids", "counts", "width"}:
+            raise ValueError(
+                f"the state of a density selector has centroids, counts and width, this one has {sorted(state)}"
+            )
+        shape, D = (self._estimator_settings["num_centroids"], self.dim), int(state["width"])
+        if tuple(state["centroids"].shape) != shape or not 0 <= D <= self.dim:
+            raise ValueError(
+                f"the state has centroids of shape {tuple(state['centroids'].shape)} and width {D}, but this selector "
+                f"is made for {shape}"
+            )
+        if D == 0:
             self.estimator = None
             return
-        if set(state) != {"centroids", "counts"}:
-            raise ValueError(f"the state of a density selector has centroids and counts, this one has {sorted(state)}")
-        C, D = state["centroids"].shape
-        if self._estimator_settings["num_centroids"] != C or self.dim < D:
-            raise ValueError(
-                f"the state has {C} centroids of {D} dimensions, but this selector is made for "
-                f"{self._estimator_settings['num_centroids']} of at most {self.dim}"
-            )
         estimator = DensityEstimator(dim=D, **self._estimator_settings).to(state["centroids"].device)
-        estimator.load_state_dict(state)
+        estimator.load_state_dict({"centroids": state["centroids"][:, :D], "counts": state["counts"]})
         self.estimator = estimator
 
     def _represent(self, candidates: Candidates) -> Tensor:

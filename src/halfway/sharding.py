@@ -1,0 +1,19 @@
+"""What FSDP2 (`fully_shard`) needs to be told, and how its parameters are looked at."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def sharded(root: nn.Module) -> list[Any]:
+    """The modules that FSDP2 shards; none, if nobody has imported it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [m for m in root.modules() if isinstance(m, fsdp.FSDPModule)]
+
+
+def local(t: Tensor) -> Tensor:
+    """The part of a DTensor that lies in this process; a plain tensor is itself."""
+    return getattr(t, "_local_tensor", t)

@@ -1,0 +1,18 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines of aligned text: words to the left, numbers to the right."""
+    body = [list(row) for row in rows]
+    widths = [max(len(row[i]) for row in (header, *body)) for i in range(len(header))]
+    right = [i > 0 and all(row[i] in ("", "n/a") or row[i][0].isdigit() for row in body) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, body)])
