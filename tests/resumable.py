@@ -65,7 +65,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     partial.replace(path)
 
 
-def train(folder: str, kill_at: int | None = None, save_every: int = 1, window: bool = True) -> None:
+def train(folder: str, kill_at: int | None = None, save_every: int = 1) -> None:
     """Trains to the end, or is killed in the middle of step `kill_at`. Begins where the checkpoint in `folder` ends."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -73,7 +73,7 @@ def train(folder: str, kill_at: int | None = None, save_every: int = 1, window: 
     model = make_model()
     blocker = make_blocker(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator()
     loader = StatefulDataLoader(Data(), BATCH, shuffle=True, generator=generator)
     path = Path(folder) / "last.pt"
     first, done = 0, 0
@@ -87,6 +87,7 @@ def train(folder: str, kill_at: int | None = None, save_every: int = 1, window: 
         first, done = state["epoch"], state["done"]
     for epoch in range(first, EPOCHS):
         blocker.set_epoch(epoch)
+        generator.manual_seed(epoch)  # or the loader resumes this epoch, but shuffles the next one in another order
         for x, y in loader:
             if done == kill_at:
                 blocker(x, y)  # in the middle of a step

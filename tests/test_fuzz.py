@@ -20,7 +20,7 @@ from tests import processes
 from tests.programs import CHANNELS, Norm, Note, Program
 
 # In float64, relative to the largest gradient of the program: rounding stays below 1e-10, an error does not. Under
-# autocast to bfloat16 rounding is all there is to see.
+# autocast to bfloat16 a program may amplify rounding: as much is allowed as lies between it and the same in float64.
 TOLERANCE = 1e-8
 TOLERANCE_AUTOCAST = 0.05
 
@@ -116,7 +116,7 @@ def check_program(rng: random.Random, how: Circumstances | None = None, steps: i
     optimizer = torch.optim.SGD(program.parameters(), 0.1)
     accumulated: dict[str, torch.Tensor] = {}
     for step in range(steps * how.accumulate):
-        reference = copy.deepcopy(program)
+        reference, original = copy.deepcopy(program), copy.deepcopy(program)
         x = how.batch(n, side)
         before = generators()
         x_retained = blocker(x)
@@ -136,7 +136,12 @@ def check_program(rng: random.Random, how: Circumstances | None = None, steps: i
         assert torch.equal(end[0], torch.get_rng_state())
         assert grads.keys() == expected.keys()
         about = (program.describe(), how, n, ratio, blocker.stats)
-        assert_close(grads, expected, how.tolerance * max(largest(expected.values()), 1e-3), about)
+        tolerance = how.tolerance * max(largest(expected.values()), 1e-3)
+        if how.autocast:
+            exact = original.double(), x.double(), blocker.last.indices, x_retained.double(), before, after
+            finer = replay_reference(Circumstances(), *exact) if replayed else {}
+            tolerance += 4 * largest([finer[name] - expected[name] for name in finer])
+        assert_close(grads, expected, tolerance, about)
         for (name, mine), theirs in zip(program.named_buffers(), reference.buffers(), strict=True):
             assert largest([mine - theirs]) <= how.tolerance * max(largest([theirs]), 1), (name, about)
         set_generators(end)
