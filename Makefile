@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench
+.PHONY: demo test lint bench matrix
 
 # Everything sets itself up: the first call makes a virtual environment and installs into it.
 $(BIN)/halfway: pyproject.toml constraints.txt
@@ -24,3 +24,7 @@ lint: $(BIN)/halfway
 
 bench: $(BIN)/halfway
 	$(BIN)/python benchmarks/zoo.py
+
+# The compatibility matrix, from the tests that run.
+matrix: $(BIN)/halfway
+	$(BIN)/python -m pytest -n 2 -m "not slow" --matrix docs/compatibility.md

@@ -85,7 +85,7 @@ def world(model):
         "numpy": (numpy_state[1].tolist(), numpy_state[2:]),
         "hooks": hooks,
         "global hooks": len(nn.modules.module._global_forward_pre_hooks),
-        "forward": [name for name, module in model.named_modules() if "forward" in vars(module)],
+        "methods": [n for n, m in model.named_modules() if {"forward", "_call_impl"} & vars(m).keys()],
     }
 
 
@@ -122,6 +122,7 @@ def assert_trains(blocker, model):
         ({"prune_ratio": float("nan")}, ValueError, r"\[0, 1\).*nan"),
         ({"selector": "densty"}, ValueError, r"unknown selector 'densty'.*\['density', 'random'\]"),
         ({"selector": Density}, (TypeError, ValueError), "Selector"),
+        ({"timeout": 0}, ValueError, "timeout, the seconds to wait for other ranks, must be positive, got 0"),
         ({"reuse": "rerun"}, ValueError, "unknown reuse 'rerun'.*'auto', 'replay', 'recompute'"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
@@ -210,6 +211,8 @@ BAD_BATCHES = {
     "ids in a list": ((X, Y), {"ids": list(range(8))}, ValueError, "ids must be a tensor.*got a list"),
     "no tensor": ((3, "a"), {}, ValueError, "no tensor among the model's inputs"),
     "no tensor for the model": (({"scale": None}, Y), {}, ValueError, "no tensor among the model's inputs"),
+    "a list of samples": ((list(X), Y), {}, TypeError, r"forward\(x, scale\).*too many.*stack them into one tensor"),
+    "a name the model needs is missing": (({"scale": X}, Y), {}, TypeError, "missing a required argument: 'x'"),
     "an unknown object": ((X, Opaque()), {}, TypeError, r"batch\[1\] is a Opaque"),
     "an unknown object, nested": ((X, {"meta": [1.0, Opaque()]}), {}, TypeError, r"batch\[1\]\['meta'\]\[1\]"),
     "a sparse tensor": ((X, Y.to_sparse()), {}, TypeError, r"batch\[1\] is not a dense tensor"),
@@ -481,6 +484,8 @@ def spoilt(state, **changes):
         lambda s: spoilt(s, extra=1),
         lambda s: spoilt(s, version=99),
         lambda s: spoilt(s, config=None),
+        lambda s: spoilt(s, config="{"),
+        lambda s: spoilt(s, autocast="on nonsense"),
         lambda s: spoilt(s, counters={}),
         lambda s: spoilt(s, counters={**s["counters"], "nonsense": 1}),
         lambda s: spoilt(s, selector={"centroids": torch.ones(4, 6)}),
@@ -494,6 +499,8 @@ def spoilt(state, **changes):
         "one key too many",
         "another version",
         "no config",
+        "half a config",
+        "unknown autocast",
         "no counters",
         "unknown counter",
         "half a selector",

@@ -154,7 +154,7 @@ def test_results_are_complete_resume_and_render(tmp_path: Path, monkeypatch: pyt
     assert bench_results.run_cases(cases, tmp_path, "command", rounds=2, fresh=True) == ["one", "two"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
     result = json.loads(first)
-    assert result["command"] == "command --only one"
+    assert result["command"] == "command --only one --rounds 2"
     assert result["input"] == [20, 64]
     assert {"halfway", "torch", "python"} <= result["versions"].keys()
     assert {"cpu", "cores", "device"} == result["machine"].keys()
@@ -162,7 +162,7 @@ def test_results_are_complete_resume_and_render(tmp_path: Path, monkeypatch: pyt
     bench_results.write_json(tmp_path / "selection.json", bench.selection_overhead(0.01, rounds=2))
     page = bench_results.render(tmp_path)
     assert page.count("Tiny, `shallow`") == 8
-    assert "`command --only two`" in page
+    assert "`command --only two --rounds 2`" in page
     assert "## The selection itself" in page
 
 

@@ -283,6 +283,44 @@ def test_parameters_written_in_between_are_seen(x):
     check_recomputed(model, blocker, retained, found, "parameters or buffers changed")
 
 
+class Switched(nn.Module):
+    """A shallow part that a switch turns into another program, of the same shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.cut, self.head = nn.Identity(), nn.Linear(5, 3)
+        self.mode = "first"
+
+    def forward(self, x):
+        if self.mode in ("first", "both"):
+            x = self.first(x)
+        if self.mode in ("second", "both"):
+            x = self.second(x)
+        return self.head(self.cut(x))
+
+
+@pytest.mark.parametrize(
+    ("probed", "called", "reason"),
+    [
+        ("first", "second", "other parameters than in the probe"),
+        ("both", "first", "fewer operations than in the probe"),
+        ("first", "both", "other operations than in the probe"),
+    ],
+)
+def test_a_model_that_is_switched_in_between_is_computed(x, probed, called, reason):
+    model = Switched()
+    blocker = halfway.ForwardBlocker(model, "cut", 0.5, selector=density())
+    model.mode = probed
+    gradients(model, blocker(x))
+    retained = blocker(x)
+    model.mode = called
+    with pytest.warns(UserWarning, match=reason):
+        found = gradients(model, retained)
+    blocker.remove()
+    assert relative_difference(found, gradients(model, retained)) == 0
+
+
 def test_a_second_call_in_the_same_step_computes(x):
     model = plain_net()
     blocker = blocked(model)

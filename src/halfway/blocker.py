@@ -18,7 +18,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from . import batch as batches
 from . import selectors
 from .batch import Batch
-from .engine import Engine
+from .engine import Engine, autocast_from_words, autocast_in_words
 from .functional import retained_count
 from .modules import find_layer, group_of, suggest, unwrap
 from .ranks import Ranks
@@ -144,7 +144,7 @@ class ForwardBlocker(Joinable):
         if not self._root.training or not torch.is_grad_enabled():
             return whole.value()
         to_model = self._to_model(whole, inputs)
-        if not self._validated and to_model.tensors():
+        if to_model.tensors():
             self._check_arguments(to_model)
         size = batches.length(tuple(to_model))
         whole.validate(size)
@@ -294,7 +294,7 @@ class ForwardBlocker(Joinable):
             "config": json.dumps(self._config()),
             "epoch": self._epoch,
             "ranks": self._ranks.size,
-            "autocast": self._engine.autocast if self._engine is not None else "",
+            "autocast": autocast_in_words(self._engine.shallow.autocast) if self._engine is not None else "",
             "counters": self._counters.state_dict(),
             "selector": self.selector.state_dict(),
         }
@@ -307,12 +307,13 @@ class ForwardBlocker(Joinable):
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
         self._refuse_other_configuration(state["config"])
-        counters = Counters()
-        counters.load_state_dict(state["counters"])
+        autocast = autocast_from_words(state["autocast"])
+        Counters().load_state_dict(state["counters"])
         self.selector.load_state_dict(state["selector"])
+        # From here on nothing can fail: all of it was read once.
         self._counters.load_state_dict(state["counters"])
         if self._engine is not None:
-            self._engine.autocast = state["autocast"]
+            self._engine.shallow.autocast = autocast
         self._epoch = state["epoch"]
         self.last = None
         if state["ranks"] != self._ranks.size:

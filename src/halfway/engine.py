@@ -76,17 +76,6 @@ class Engine:
         self._mismatches: dict[str, Tensor] = {}
         self._unsaid: list[tuple[str, int]] = []
 
-    @property
-    def autocast(self) -> str:
-        """The state of autocast in the model's last training call, in words: the next probe will adopt it."""
-        known = self.shallow.autocast
-        return "" if known is None else f"{'on' if known[0] else 'off'} {str(known[1]).removeprefix('torch.')}"
-
-    @autocast.setter
-    def autocast(self, words: str) -> None:
-        state, _, dtype = words.partition(" ")
-        self.shallow.autocast = (state == "on", getattr(torch, dtype)) if words else None
-
     def validate(self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int) -> None:
         """See `Shallow.validate`; a replay that was demanded must be possible."""
         refusal = self.shallow.validate(inputs, cut, size, retained, rehearse=self.reuse != "recompute")
@@ -312,6 +301,22 @@ class Engine:
 
     def _demanded(self, reason: str) -> str:
         return f'reuse="replay" was demanded, but {reason}; change that or use reuse="auto"'
+
+
+def autocast_in_words(state: tuple[bool, torch.dtype] | None) -> str:
+    """For a checkpoint: "" if nothing is known yet."""
+    return "" if state is None else f"{'on' if state[0] else 'off'} {str(state[1]).removeprefix('torch.')}"
+
+
+def autocast_from_words(words: Any) -> tuple[bool, torch.dtype] | None:
+    """The inverse of `autocast_in_words`."""
+    if words == "":
+        return None
+    state, _, name = str(words).partition(" ")
+    dtype = getattr(torch, name, None) if name else None
+    if state not in ("on", "off") or not isinstance(dtype, torch.dtype):
+        raise ValueError(f"this is not the state_dict of a ForwardBlocker: its autocast is {words!r}")
+    return state == "on", dtype
 
 
 def _weak_callback(engine: Engine) -> Callable[[Any], None]:

@@ -54,7 +54,7 @@ def run_cases(
             model = case.build().train()
             x = random_input((case.batch, *case.shape))
             result = compare(model, case.at, x, rounds=rounds, seed=seed, progress=case.title)
-        about = {"title": case.title, "command": f"{command} --only {case.key}"}
+        about = {"title": case.title, "command": f"{command} --only {case.key} --rounds {rounds}"}
         write_json(path, {**about, **environment(x.device), **result})
         done.append(case.key)
         del model, x
@@ -129,16 +129,18 @@ def _phases_line(result: dict[str, Any]) -> str:
 
 def render(folder: Path) -> str:
     """All results of a folder as a Markdown page."""
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem != "selection"]
+    found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    results = [result for name, result in found.items() if name not in ("selection", "ranks")]
     results.sort(key=lambda r: r["title"])
     page = [_HEAD]
     page += ["## FLOPs", "", *_flops_table(results), ""]
     page += ["## Wall time", "", *_wall_table(results), ""]
     page += ["## Where replay's time goes", "", _PHASES_TEXT, "", *_phases_table(results), ""]
     page += ["## Peak memory", "", *_peak_table(results), ""]
-    selection = folder / "selection.json"
-    if selection.exists():
-        page += ["## The selection itself", "", _selection_text(json.loads(selection.read_text())), ""]
+    if "selection" in found:
+        page += ["## The selection itself", "", _selection_text(found["selection"]), ""]
+    if "ranks" in found:
+        page += ["## The sum over ranks", "", _ranks_text(found["ranks"]), ""]
     page += ["## Where the numbers come from", "", *sorted({_provenance(r) for r in results}), ""]
     return "\n".join(page)
 
@@ -232,6 +234,16 @@ def _selection_text(s: dict[str, Any]) -> str:
         f"{s['dim']} dimensions): {took['median']:.1f} ms (quartiles {took['q1']:.1f}-{took['q3']:.1f}, {s['rounds']} "
         f"rounds), {s['relative']:.2%} of training on as many samples with ResNet-50 "
         f"({1000 * s['full_step_seconds_per_sample']:.1f} ms each)."
+    )
+
+
+def _ranks_text(r: dict[str, Any]) -> str:
+    took = r["milliseconds"]
+    return (
+        f"The one all-reduce per step ({r['bytes'] / 1024:.0f} KiB) over {r['ranks']} processes (gloo, one machine): "
+        f"{took['median']:.2f} ms (quartiles {took['q1']:.2f}-{took['q3']:.2f}, {r['rounds']} rounds), "
+        f"{r['relative']:.2%} of a DDP step of ResNet-50 with halfway ({r['step_seconds']:.2f} s, 32 samples of 96 px "
+        f"each). {r['date']}, torch {r['versions']['torch']}; `{r['command']}`"
     )
 
 
