@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 aten = torch.ops.aten
 # Backward FLOPs of fused attention per forward FLOP: five products of which one repeats the forward, against two.
@@ -77,6 +76,8 @@ class Meter(TorchDispatchMode):
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+    from torch.utils.flop_counter import flop_registry  # here, for it imports Triton, which takes a while
+
     if func is aten.convolution_backward.default:
         return _convolution_backward(*args, **kwargs)
     packet: Any = getattr(func, "_overloadpacket", None)
@@ -105,6 +106,8 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> float:
     """Each of the two gradients takes part in the same multiplications as the forward pass did."""
+    from torch.utils.flop_counter import conv_flop_count
+
     forward = conv_flop_count(x.shape, weight.shape, grad_out.shape, transposed=transposed)  # type: ignore[arg-type]
     return float(forward * sum(output_mask[:2]))
 
