@@ -27,4 +27,4 @@ bench: $(BIN)/halfway
 
 # The compatibility matrix, from the tests that run.
 matrix: $(BIN)/halfway
-	$(BIN)/python -m pytest -n 2 -m "not slow" --matrix docs/compatibility.md
+	$(BIN)/python -m pytest -n 2 -m "not slow" --matrix=docs/compatibility.md

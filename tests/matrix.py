@@ -60,6 +60,8 @@ def versions() -> str:
 def write(page: Path, rows: list[Row]) -> None:
     """Replace what lies between the two marks."""
     text = page.read_text()
+    if _BEGIN not in text or _END not in text:
+        raise ValueError(f"{page} has no place for the matrix, which goes between {_BEGIN!r} and {_END!r}")
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     body = f"{_BEGIN}\n\nSeen with {versions()}, on a CPU.\n\n{table(rows)}\n\n{_END}"

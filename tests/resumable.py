@@ -140,7 +140,8 @@ def train_elastic(folder: Path, kill_at: int | None) -> None:
         blocker.set_epoch(epoch)
         samples = [data[(i * BATCH + j) * ranks + rank] for j in range(BATCH)]
         x, y = torch.stack([s[0] for s in samples]), torch.tensor([s[1] for s in samples])
-        if done == kill_at and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if done == kill_at and rank == 1 and not (folder / "killed").exists():
+            (folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         step(ddp, blocker, optimizer, x, y)
         if rank == 0 and (done + 1) % 4 == 0:

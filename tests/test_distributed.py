@@ -93,27 +93,29 @@ def train_ddp(rank: int, options: dict[str, Any], accumulate: bool) -> dict[str,
         optimizer.zero_grad()
     stats = blocker.stats
     assert stats.steps_replayed == stats.steps, stats.recompute_reasons
-    return {"chosen": chosen, "weights": [p.detach() for p in model.parameters()]}
+    seen = (stats.steps_replayed, stats.recompute_reasons)
+    return {"chosen": chosen, "weights": [p.detach() for p in model.parameters()], "seen": seen}
 
 
 @pytest.mark.parametrize(
-    ("size", "options", "accumulate"),
+    ("name", "size", "options", "accumulate"),
     [
-        (2, {}, False),
-        (2, {}, True),
-        (2, {"static_graph": True}, False),
-        (2, {"find_unused_parameters": True, "broadcast_buffers": False}, False),
-        (4, {"gradient_as_bucket_view": True}, False),
+        ("DDP, 2 processes", 2, {}, False),
+        ("DDP, no_sync", 2, {}, True),
+        ("DDP, static_graph", 2, {"static_graph": True}, False),
+        ("DDP, find_unused_parameters", 2, {"find_unused_parameters": True}, False),
+        ("DDP, without broadcast_buffers", 2, {"broadcast_buffers": False}, False),
+        ("DDP, 4 processes, gradient_as_bucket_view", 4, {"gradient_as_bucket_view": True}, False),
     ],
-    ids=["plain", "no_sync", "static_graph", "find_unused_parameters, no broadcast_buffers", "four ranks"],
 )
 def test_ddp_averages_the_gradients_of_what_each_rank_retains(
-    size: int, options: dict[str, Any], accumulate: bool
+    name: str, size: int, options: dict[str, Any], accumulate: bool, feature
 ) -> None:
     found = processes.run(size, train_ddp, options, accumulate)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0]["weights"], other["weights"], strict=True))
         assert found[0]["chosen"] != other["chosen"]
+    feature(GROUP, name, found[0]["seen"])
 
 
 def learn_in_two_ways(rank: int) -> dict[str, Tensor]:
@@ -229,12 +231,13 @@ def uneven(rank: int, joined: bool, size: int, blocker_first: bool = False) -> d
 
 
 @pytest.mark.parametrize("blocker_first", [False, True])
-def test_ranks_with_fewer_batches_join(blocker_first: bool) -> None:
+def test_ranks_with_fewer_batches_join(blocker_first: bool, feature) -> None:
     found = processes.run(3, uneven, True, 3, blocker_first)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0]["weights"], other["weights"], strict=True))
     # The first step of three ranks fills 16 centroids, the others count every retained sample.
     assert found[0]["counts"].sum() == 16 + 7 * (4 + 6 + 8 - 3 + 2 * 3)
+    feature(GROUP, "DDP, uneven batches, Join", (4, {}))
 
 
 def test_uneven_batches_without_join_are_an_error_that_names_it() -> None:
@@ -256,7 +259,7 @@ class SyncedNorm(nn.Module):
         return x - mean
 
 
-def train_synced(rank: int) -> None:
+def train_synced(rank: int) -> tuple[int, dict[str, int]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 3), SyncedNorm()), nn.Flatten(), nn.Linear(8 * 36, CLASSES))
     ddp = DDP(model)
@@ -270,10 +273,11 @@ def train_synced(rank: int) -> None:
     assert blocker.stats.steps_recomputed == 4
     assert any("communicates between processes" in reason for reason in blocker.stats.recompute_reasons)
     assert sum("computes the shallow layers twice" in str(w.message) for w in caught) == 1
+    return blocker.stats.steps_replayed, blocker.stats.recompute_reasons
 
 
-def test_a_shallow_part_that_communicates_is_recomputed_and_that_is_said_once() -> None:
-    processes.run(2, train_synced)
+def test_a_shallow_part_that_communicates_is_recomputed_and_that_is_said_once(feature) -> None:
+    feature(GROUP, "SyncBatchNorm before the cut (a stand-in)", processes.run(2, train_synced)[0])
 
 
 # ------------------------------------------------------------------------ FSDP2

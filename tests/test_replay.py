@@ -97,7 +97,7 @@ def freeze_batch_norm(model):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_replayed_gradients_are_those_of_the_retained_samples(name):
+def test_replayed_gradients_are_those_of_the_retained_samples(name, feature):
     build, at, size = IMAGES[name]
     model = freeze_batch_norm(build().train())
     x = torch.randn(6, 3, size, size)
@@ -108,17 +108,19 @@ def test_replayed_gradients_are_those_of_the_retained_samples(name):
     assert blocker.stats.steps_replayed == 2
     assert blocker.stats.operations_replayed > 0
     assert blocker.stats.operations_computed == 0
+    feature("models", f"{name}, cut at `{at}`", blocker.stats)
     blocker.remove()
     assert relative_difference(found, gradients(model, x[blocker.last.indices])) < 1e-5
 
 
-def test_bert_called_with_keywords_replays():
+def test_bert_called_with_keywords_replays(feature):
     model = bert().train()
     batch = {"input_ids": torch.randint(0, 50, (6, 7)), "attention_mask": torch.ones(6, 7, dtype=torch.int64)}
     blocker = halfway.ForwardBlocker(model, "encoder.layer.0.output", 0.5, selector=density(), reuse="replay")
     retained = blocker(**batch)
     found = gradients(model, **retained)
     assert blocker.stats.steps_replayed == 1
+    feature("models", "BERT called with keywords, cut at `encoder.layer.0.output`", blocker.stats)
     blocker.remove()
     assert relative_difference(found, gradients(model, **{k: v[blocker.last.indices] for k, v in batch.items()})) < 1e-5
 
@@ -439,6 +441,29 @@ class LayerDrop(nn.Module):
         if random.random() < 0.5:
             h = self.maybe(h)
         return self.head(self.cut(h))
+
+
+class RolledAndDropped(nn.Module):
+    """Mixes samples, then hides most of it: rows that drop path sets to zero agree whatever went before."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.cut, self.head = nn.Linear(5, 5), nn.Identity(), nn.Linear(5, 2)
+
+    def forward(self, x):
+        kept = torch.empty(len(x), 1).bernoulli_(0.3)
+        return self.head(self.cut(self.stem(x.roll(1, 0) * kept)))
+
+
+@pytest.mark.filterwarnings("ignore:halfway computes")
+def test_mixing_that_drop_path_hides_at_first_is_never_replayed():
+    for seed in range(40):
+        torch.manual_seed(seed)
+        model = RolledAndDropped()
+        blocker = halfway.ForwardBlocker(model, "cut", 0.5, selector=density())
+        for _ in range(6):
+            model(blocker(torch.randn(5, 5)))
+        assert blocker.stats.operations_replayed == 0
 
 
 def test_layers_dropped_by_pythons_generator_are_dropped_alike_and_drawn_once(x):

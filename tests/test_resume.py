@@ -163,7 +163,10 @@ def torchrun(folder: Path, *arguments: str) -> None:
         "--local-addr=127.0.0.1",
     ]
     command += ["-m", "tests.resumable", str(folder), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    # Without the third, restarts of several nodes can meet the addresses of the round before, and hang:
+    # https://github.com/pytorch/pytorch/issues/135712
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment = {**os.environ, **settings}
     nodes = [
         subprocess.Popen(
             command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

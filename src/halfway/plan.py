@@ -7,7 +7,8 @@ samples and comparing: the axis whose size changed from k N to k S holds the sam
 
 Shapes alone do not tell which, nor whether the operation mixes samples. So the values are compared too, and an
 operation is only `proven` if the comparison could have failed: a zero-initialised branch gives equal rows for all
-samples and would pass with any assignment. Until it is proven, an operation is computed, not replayed.
+samples and would pass with any assignment, and so do rows that drop path has set to zero. Until it is proven, an
+operation is computed, not replayed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from . import rows
 # How far two runs of one operation on different batch sizes may differ, relative to the output's norm.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 _TOLERANCE_TF32 = 3e-3
+# Behind a random draw, so many rows must have been compared: a draw can make a row the same for any sample (drop path).
+_ROWS_BEHIND_DRAWS = 16
 # Rows count as different when they are further apart than this many tolerances.
 _MARGIN = 10
 
@@ -100,6 +103,7 @@ class Op:
     samples: for each output where its samples sit; None for one that is the same for every batch.
     proven: whether `samples` has been checked on values that could have contradicted it.
     always_compute: its recording cannot be used (the output does not depend on the batch, or not in this layout).
+    behind_draws: whether random numbers were drawn before it. compared: rows that agreed so far.
     """
 
     func: Any
@@ -108,6 +112,8 @@ class Op:
     samples: tuple[Samples | None, ...] = ()
     proven: bool = False
     always_compute: bool = False
+    behind_draws: bool = False
+    compared: int = 0
     attempts: int = 0
     options: list[list[Samples]] = field(default_factory=list)
 
@@ -143,7 +149,8 @@ class Op:
             conclusive &= len(fitting) == 1 and rows_differ(fitting[0].first(whole, size), tol)
             chosen.append(fitting[0])
         self.samples = tuple(chosen)
-        self.proven = conclusive
+        self.compared += len(indices) * conclusive
+        self.proven = conclusive and (not self.behind_draws or self.compared >= _ROWS_BEHIND_DRAWS)
         return ""
 
     def describe(self) -> str:

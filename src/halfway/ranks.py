@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import time
 from typing import Any
 
@@ -161,8 +160,7 @@ class Ranks:
         )
 
     def _key(self, rank: int, occasion: str) -> str:
-        run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return f"halfway/{run}/{self._members}/{occasion}/{rank}"
+        return f"halfway/{self._members}/{occasion}/{rank}"
 
     def _store(self) -> Any:
         return dist.distributed_c10d._get_default_store()

@@ -295,10 +295,11 @@ class Rehearsal(Replayer):
     def __init__(self, memory: Memory, tape: Tape, plan: Plan, indices: Tensor, layer: Callable[[], str]) -> None:
         super().__init__(memory, tape, plan, indices)
         self._layer = layer
+        self._drawn = False
 
     def _next(self, func: Any) -> tuple[Entry, Op]:
         i, self._cursor = self._cursor, self._cursor + 1
-        op = Op(func, self._layer())
+        op = Op(func, self._layer(), behind_draws=self._drawn)
         self._plan.ops.append(op)
         entry = self._tape.entries[i] if i < len(self._tape.entries) else None
         if entry is None or not _same_operation(entry.func, func):
@@ -324,6 +325,7 @@ class Rehearsal(Replayer):
         return _like(func, self._cut(entry, op)) if op.proven else out
 
     def _draw(self, func: Any, args: Any, kwargs: Any, entry: Entry, op: Op) -> Any:
+        self._drawn = True
         part = _sequence(func(*args, **kwargs))
         self._locate(entry, op, part)
         # A draw cannot be repeated to see whose it was; the operations after it will tell if this was wrong.
