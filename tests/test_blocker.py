@@ -609,7 +609,7 @@ def test_a_bert_called_with_a_dict_trains_as_on_the_retained_samples(style):
 
 
 def test_stats_count_samples_steps_and_operations():
-    model = Net(batch_norm=False)
+    model = Net(batch_norm=False, dropout=0.0)
     blocker = ForwardBlocker(model, "block", 0.4, schedule=Schedule(1, 4, unit="step"))
     assert blocker.stats.steps == 0
     assert blocker.stats.relative_flops == 1

@@ -41,12 +41,26 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(N, 3, 8, 8, generator=generator), torch.randint(0, CLASSES, (N,), generator=generator)
 
 
+def is_counted(in_place: bool) -> bool:
+    """Whether this version of torch counts what it compiles (2.13 does not, for a submodule compiled in place)."""
+    model = Net()
+    if in_place:
+        model.body.compile(backend="eager")
+    else:
+        model.body = torch.compile(model.body, backend="eager")
+    model(batch(0)[0])
+    counted = frames() > 0
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    return counted
+
+
 def frames() -> int:
     """How many times something was compiled."""
     return torch._dynamo.utils.counters["frames"]["total"]
 
 
-def train(called: nn.Module, model: nn.Module, blocker: ForwardBlocker, exact: bool) -> None:
+def train(called: nn.Module, model: nn.Module, blocker: ForwardBlocker, counted: bool = True) -> None:
     """Ten steps; each with the gradients of the retained samples; nothing compiled after the third."""
     compiled = 0
     for step in range(10):
@@ -55,15 +69,14 @@ def train(called: nn.Module, model: nn.Module, blocker: ForwardBlocker, exact: b
         x_retained, y_retained = blocker(x, y)
         model.zero_grad()
         F.cross_entropy(called(x_retained), y_retained).backward()
-        if exact:
-            assert blocker.last is not None
-            reference.zero_grad()
-            F.cross_entropy(reference(x[blocker.last.indices]), y[blocker.last.indices]).backward()
-            for found, wanted in zip(model.parameters(), reference.parameters(), strict=True):
-                torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
+        assert blocker.last is not None
+        reference.zero_grad()
+        F.cross_entropy(reference(x[blocker.last.indices]), y[blocker.last.indices]).backward()
+        for found, wanted in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
         if step == 2:
             compiled = frames()
-            assert compiled
+            assert bool(compiled) is counted
     assert frames() == compiled
 
 
@@ -83,7 +96,7 @@ def test_a_compiled_model_recomputes_says_so_and_compiles_once(feature) -> None:
     compiled = torch.compile(model, backend="eager")
     blocker = blocked(compiled)
     with pytest.warns(UserWarning, match="compiled"):
-        train(compiled, model, blocker, exact=True)
+        train(compiled, model, blocker)
     assert blocker.stats.steps_recomputed == 10
     feature(GROUP, "the whole model", blocker.stats)
 
@@ -93,26 +106,28 @@ def test_a_model_compiled_in_place_recomputes(feature) -> None:
     model.compile(backend="eager")
     blocker = blocked(model)
     with pytest.warns(UserWarning, match="compiled"):
-        train(model, model, blocker, exact=True)
+        train(model, model, blocker)
     assert blocker.stats.steps_recomputed == 10
     feature(GROUP, "the whole model, model.compile()", blocker.stats)
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "module.compile"])
 def test_a_compiled_deep_part_replays_and_compiles_once(in_place: bool, feature) -> None:
+    counted = is_counted(in_place)
     model = Net()
     if in_place:
         model.body.compile(backend="eager")
     else:
         model.body = torch.compile(model.body, backend="eager")
     blocker = blocked(model)
-    train(model, model, blocker, exact=True)
+    train(model, model, blocker, counted)
     assert blocker.stats.steps_replayed == 10
     feature(GROUP, "the deep part only", blocker.stats)
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "module.compile"])
 def test_a_compiled_shallow_part_recomputes(in_place: bool, feature) -> None:
+    counted = is_counted(in_place)
     model = Net()
     if in_place:
         model.stem.compile(backend="eager")
@@ -120,7 +135,7 @@ def test_a_compiled_shallow_part_recomputes(in_place: bool, feature) -> None:
         model.stem = torch.compile(model.stem, backend="eager")
     blocker = blocked(model)
     with pytest.warns(UserWarning, match="compiled"):
-        train(model, model, blocker, exact=True)
+        train(model, model, blocker, counted)
     assert blocker.stats.steps_recomputed == 10
     feature(GROUP, "the shallow part", blocker.stats)
 
@@ -129,6 +144,6 @@ def test_the_default_backend_trains_the_deep_part(feature) -> None:
     model = Net()
     model.body = torch.compile(model.body)
     blocker = blocked(model)
-    train(model, model, blocker, exact=True)
+    train(model, model, blocker)
     assert blocker.stats.steps_replayed == 10
     feature(GROUP, "the deep part only, inductor", blocker.stats)

@@ -22,7 +22,12 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, bool]:
         elif "_orig_mod" in model._modules:
             model, compiled = model._modules["_orig_mod"], True  # type: ignore[assignment]
         else:
-            return model, compiled or model._compiled_call_impl is not None
+            return model, compiled or is_compiled(model)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile lies around this very module, or within its call."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def group_of(model: nn.Module) -> Any:

@@ -17,6 +17,7 @@ from . import batch
 from .flops import Meter
 from .guard import Guard, Memory, no_graph
 from .interception import Interception
+from .modules import is_compiled
 from .plan import Plan, disagreement, tolerance
 from .replay import Diverged, Recorder, Rehearsal, Tape
 from .selectors.base import not_finite
@@ -203,7 +204,7 @@ class Shallow:
     def _refusal(self) -> str:
         if self.compiled:
             return "the model is compiled (compile only its deep part to replay)"
-        if any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in self.modules):
+        if any(map(is_compiled, self.modules)):
             return "the shallow part is compiled (compile only the deep part to replay)"
         if sharded(self.root):
             # A rehearsal, or a replay that diverges, runs layers once more. On one rank alone that would be a hang.
@@ -231,7 +232,8 @@ class Shallow:
         device = example.device.type
         enabled, dtype = self.expected_autocast(example)
         with contextlib.ExitStack() as stack:
-            if self.compiled:
+            if self.compiled or any(map(is_compiled, self._all_modules)):
+                # Also for a deep part: some versions never compile again what they once met under a dispatch mode.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(no_graph())
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
