@@ -116,6 +116,8 @@ class ForwardBlocker(Joinable):
                 f"({suggest(self._root, '')}; `halfway layers` lists what each would save)"
             )
         self._ranks = Ranks(process_group or group_of(model), timeout)
+        if self._engine is not None:
+            self._engine.shallow.several_ranks = self._ranks.size > 1
         self._ranks.agree({**self._config(), "reuse": reuse})
         _live[self._root] = weakref.ref(self)
 

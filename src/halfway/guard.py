@@ -41,6 +41,11 @@ class Pass(TorchDispatchMode):
         self._casts: dict[int, tuple[tuple[int, int], Tensor]] = {}
         self.wrote_input = False
 
+    @property
+    def written(self) -> set[int]:
+        """Where it has written to memory that outlasts it."""
+        return set(self._undo)
+
     def undo(self) -> None:
         """Give parameters, buffers and inputs the values they had when the pass began."""
         with torch.no_grad():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import batch
 from .flops import Meter
-from .guard import Guard, Memory, no_graph
+from .guard import Guard, Memory, address, no_graph
 from .interception import Interception
 from .modules import is_compiled
 from .plan import Plan, disagreement, tolerance
@@ -69,6 +69,7 @@ class Shallow:
         compiled: whether the model is called through torch.compile.
 
     Attributes:
+        several_ranks: whether other processes train the same model, and may exchange its buffers.
         share: the shallow forward relative to a whole training step, in FLOPs; known after `validate`.
         autocast: the state of autocast in the model's last training call; None before the first.
     """
@@ -78,6 +79,7 @@ class Shallow:
         self.layer = layer
         self.layer_name = layer_name
         self.compiled = compiled
+        self.several_ranks = False
         self.share = 0.0
         self.autocast: tuple[bool, torch.dtype] | None = None
         # The modules that run before the cut: all of them until the first probe has shown which.
@@ -113,6 +115,9 @@ class Shallow:
             with self.hooked(stop), self._passing(tensors[0]), recorder:
                 self._run(inputs)
             features = self.features(found, size)
+            if self.several_ranks and not recorder.written <= self._statistics():
+                # DDP's broadcast_buffers does so right before the forward, and does not always show in a version.
+                recorder.tape.refuse("the shallow part writes buffers of its own, which ranks exchange before the call")
         finally:
             recorder.undo()
             attributes.restore()
@@ -309,7 +314,13 @@ class Shallow:
         return Memory(self._tensors(), inputs)
 
     def fingerprint(self) -> list[Any]:
-        return [(id(t), local(t).data_ptr(), t._version) for t in self._tensors()]
+        """Changes when a parameter or buffer does; the statistics that training-mode BatchNorm only writes aside."""
+        ignored = self._statistics()
+        return [(id(t), local(t).data_ptr(), t._version) for t in self._tensors() if address(t) not in ignored]
+
+    def _statistics(self) -> set[int]:
+        norms = (m for m in self._all_modules if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training)
+        return {address(b) for m in norms for b in m._buffers.values() if b is not None}
 
     def expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
         return self.autocast or autocast_state(example.device.type)
