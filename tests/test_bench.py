@@ -113,12 +113,12 @@ def test_a_clock_tells_phases_apart() -> None:
     clock = measure.Clock(CPU)
 
     def step() -> None:
-        time.sleep(0.02)
+        time.sleep(0.01)
         clock.mark()
-        time.sleep(0.08)
+        time.sleep(0.2)
 
     first, second = clock.phases(step)
-    assert 0.02 <= first < 0.08 <= second
+    assert 0.01 <= first < 0.2 <= second
 
 
 def test_what_cannot_be_run_is_said() -> None:

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import json, sys, time, warnings
 import torch
@@ -20,10 +22,12 @@ STANDARD = set(sys.stdlib_module_names) | {"halfway", "torch"}
 
 
 def test_importing_takes_torch_alone_and_less_than_a_tenth_of_a_second() -> None:
-    found = []
-    for _ in range(3):
+    fastest = float("inf")
+    for _ in range(6):  # a busy machine may need another try
         out = subprocess.run([sys.executable, "-W", "error", "-c", CODE], capture_output=True, text=True, check=True)
         seconds, modules = json.loads(out.stdout)
         assert set(modules) <= STANDARD, modules
-        found.append(seconds)
-    assert min(found) < 0.1
+        fastest = min(fastest, seconds)
+        if fastest < 0.1:
+            return
+    pytest.fail(f"importing halfway takes {1000 * fastest:.0f} ms")
