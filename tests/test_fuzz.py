@@ -87,6 +87,9 @@ def replay_reference(how: Circumstances, program, x, indices, x_retained, before
 def make_program(rng: random.Random, how: Circumstances) -> tuple[Program, int, int, float] | None:
     """A program, batch size, side and prune ratio; None if autograd needs a value that the program overwrites."""
     program = Program(rng).train()
+    if how.autocast and any(isinstance(m, Norm) for m in program.modules()):
+        # In bfloat16 the reference's BatchNorm rounds differently, and a maximum behind it then takes another way.
+        return None
     if how.autocast:
         program = program.float()
     if how.channels_last:

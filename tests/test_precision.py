@@ -130,3 +130,27 @@ def test_double_precision_replays(feature) -> None:
     F.cross_entropy(model(x_retained), y_retained).backward()
     assert_gradients_of_retained(model, blocker, x, lambda m, x, i: F.cross_entropy(m(x), y[i]), 1e-12)
     feature(GROUP, "float64", blocker.stats)
+
+
+def test_batch_norm_under_autocast_is_as_exact_as_without_halfway() -> None:
+    """The replayed features are those of the probe, so gradients differ from float32 no more than autocast itself."""
+    norm = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU(), nn.Conv2d(8, 8, 3, padding=1))
+    models = {True: nn.Sequential(norm, nn.GELU(), nn.Flatten(), nn.Linear(8 * 64, CLASSES))}
+    models[False] = copy.deepcopy(models[True])
+    blockers = {autocast: blocked(model) for autocast, model in models.items()}
+    compared = 0
+    for step in range(6):
+        x, y = batch(step)
+        chosen, gradients = {}, {}
+        for autocast, model in models.items():
+            model.zero_grad()
+            x_retained, y_retained = blockers[autocast](x, y)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                F.cross_entropy(model(x_retained), y_retained).backward()
+            chosen[autocast] = blockers[autocast].last.indices
+            gradients[autocast] = torch.cat([p.grad.flatten() for p in model.parameters()])
+        if torch.equal(chosen[True], chosen[False]) and step > 0:
+            compared += 1
+            assert (gradients[True] - gradients[False]).norm() < 0.05 * gradients[False].norm()
+    assert compared
+    assert blockers[True].stats.steps_replayed == 5

@@ -206,7 +206,7 @@ class ForwardBlocker(Joinable):
             selection = _select(self.selector, candidates, count)
             part = whole.cut(selection.indices, size)
             to_model_part = self._to_model(part, inputs)
-            plan = engine.plan(probe, to_model, to_model_part, selection.indices)
+            plan = engine.plan(probe, to_model, lambda rows: self._to_model(whole.cut(rows, size), inputs), count)
             _learn(self.selector, candidates, selection.indices)
         except BaseException:
             probe.rewind()

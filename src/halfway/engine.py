@@ -86,9 +86,9 @@ class Engine:
         """Run the shallow part on all samples; recorded only if a replay is wanted."""
         return self.shallow.probe(inputs, size, 'reuse="recompute"' if self.reuse == "recompute" else "")
 
-    def plan(self, probe: Probe, inputs: Inputs, part: Inputs, indices: Tensor) -> Plan:
-        """How to reuse a probe for the retained samples `part`. May run the model (a rehearsal)."""
-        return self.shallow.plan(probe, inputs, part, indices)
+    def plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
+        """How to reuse a probe for some of its samples; `cut` gives their inputs. May run the model (a rehearsal)."""
+        return self.shallow.plan(probe, inputs, cut, retained)
 
     def prepare(self, probe: Probe, plan: Plan, part: Inputs, indices: Tensor) -> None:
         """Get ready for the model's call on `part`: to replay, or else to compute."""

@@ -25,8 +25,9 @@ from . import rows
 # How far two runs of one operation on different batch sizes may differ, relative to the output's norm.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 _TOLERANCE_TF32 = 3e-3
-# Behind a random draw, so many rows must have been compared: a draw can make a row the same for any sample (drop path).
-_ROWS_BEHIND_DRAWS = 16
+# So many rows must have been compared where one comparison may agree by chance: behind a random draw, which can make a
+# row the same for any sample (drop path), and outside of a rehearsal, where the rows may happen to lie symmetrically.
+_ROWS_IN_DOUBT = 16
 # Rows count as different when they are further apart than this many tolerances.
 _MARGIN = 10
 
@@ -123,7 +124,9 @@ class Op:
         self.attempts += 1
         return self.attempts <= 16 or self.attempts & (self.attempts - 1) == 0
 
-    def prove(self, full: Sequence[Any], part: Sequence[Any], indices: Tensor, size: int) -> str:
+    def prove(
+        self, full: Sequence[Any], part: Sequence[Any], indices: Tensor, size: int, rehearsed: bool = False
+    ) -> str:
         """Compare a recording of N samples with the operation's outputs on S of them.
 
         Returns why the operation cannot be replayed, or "" (then `proven` says whether the check was conclusive).
@@ -150,7 +153,8 @@ class Op:
             chosen.append(fitting[0])
         self.samples = tuple(chosen)
         self.compared += len(indices) * conclusive
-        self.proven = conclusive and (not self.behind_draws or self.compared >= _ROWS_BEHIND_DRAWS)
+        in_doubt = self.behind_draws or not rehearsed
+        self.proven = conclusive and (not in_doubt or self.compared >= _ROWS_IN_DOUBT)
         return ""
 
     def describe(self) -> str:

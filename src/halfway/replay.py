@@ -319,7 +319,7 @@ class Rehearsal(Replayer):
         if not op.options[0] or not layouts_agree:
             op.always_compute = True
             return out
-        refusal = op.prove(entry.outputs, part, self._indices, self._tape.size)
+        refusal = op.prove(entry.outputs, part, self._indices, self._tape.size, rehearsed=True)
         if refusal:
             raise Diverged(refusal)
         return _like(func, self._cut(entry, op)) if op.proven else out

@@ -146,16 +146,14 @@ class Shallow:
         finally:
             handle.remove()
         self.modules = [m for m in self._all_modules if m in entered]
-        indices = torch.arange(size - retained, size, device=probe.features.device)
-        part = cut(indices)
         try:
             if not probe.features.isfinite().all():
                 raise FloatingPointError(not_finite(self.layer_name))
             if rehearse and retained < size:
-                refusal = self.plan(probe, inputs, part, indices).refusal
+                refusal = self.plan(probe, inputs, cut, retained).refusal
         finally:
             probe.rewind()
-        self._meter(part)
+        self._meter(cut(torch.arange(size - retained, size, device=probe.features.device)))
         return refusal
 
     def _meter(self, inputs: Inputs) -> None:
@@ -252,18 +250,24 @@ class Shallow:
         finally:
             handle.remove()
 
-    def plan(self, probe: Probe, inputs: Inputs, part: Inputs, indices: Tensor) -> Plan:
-        """The plan for steps like this one: a known one, or a new one from a rehearsal."""
+    def plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
+        """The plan for steps like this one: a known one, or a new one from a rehearsal.
+
+        Which samples are rehearsed does not matter, but they must not lie symmetrically, or an operation that flips
+        the batch would go unnoticed: the last ones.
+        """
         if probe.tape.refusal:
             return Plan(refusal=probe.tape.refusal)
         described = tuple((t.shape, t.stride(), t.dtype, t.device) for t in inputs.tensors())
-        key = (len(indices), described, self.expected_autocast(inputs.tensors()[0]), probe.tape.signature())
+        key = (retained, described, self.expected_autocast(inputs.tensors()[0]), probe.tape.signature())
         if key not in self._plans:
             if self._rehearsals > _MANY_REHEARSALS and self._rehearsals > self._probes / 4:
                 return Plan(refusal="the shallow part takes another path, or another input shape, in most steps")
             if len(self._plans) >= _PLANS:
                 del self._plans[next(iter(self._plans))]
-            self._plans[key] = self._rehearse(probe, part, indices)
+            size = probe.tape.size
+            indices = torch.arange(size - retained, size, device=probe.features.device)
+            self._plans[key] = self._rehearse(probe, cut(indices), indices)
         return self._plans[key]
 
     def _rehearse(self, probe: Probe, part: Inputs, indices: Tensor) -> Plan:
