@@ -153,7 +153,7 @@ class Shallow:
                 refusal = self.plan(probe, inputs, cut, retained).refusal
         finally:
             probe.rewind()
-        self._meter(cut(torch.arange(size - retained, size, device=probe.features.device)))
+        self._meter(cut(rehearsed_rows(size, retained).to(probe.features.device)))
         return refusal
 
     def _meter(self, inputs: Inputs) -> None:
@@ -251,11 +251,7 @@ class Shallow:
             handle.remove()
 
     def plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
-        """The plan for steps like this one: a known one, or a new one from a rehearsal.
-
-        Which samples are rehearsed does not matter, but they must not lie symmetrically, or an operation that flips
-        the batch would go unnoticed: the last ones.
-        """
+        """The plan for steps like this one: a known one, or a new one from a rehearsal."""
         if probe.tape.refusal:
             return Plan(refusal=probe.tape.refusal)
         described = tuple((t.shape, t.stride(), t.dtype, t.device) for t in inputs.tensors())
@@ -265,8 +261,7 @@ class Shallow:
                 return Plan(refusal="the shallow part takes another path, or another input shape, in most steps")
             if len(self._plans) >= _PLANS:
                 del self._plans[next(iter(self._plans))]
-            size = probe.tape.size
-            indices = torch.arange(size - retained, size, device=probe.features.device)
+            indices = rehearsed_rows(probe.tape.size, retained).to(probe.features.device)
             self._plans[key] = self._rehearse(probe, cut(indices), indices)
         return self._plans[key]
 
@@ -336,6 +331,17 @@ class Shallow:
         except TypeError:
             return None
         return [x for name, value in bound.arguments.items() for x in (name, *batch.leaves(value))]
+
+
+def rehearsed_rows(size: int, retained: int) -> Tensor:
+    """(S,) sorted rows of N, always the same ones. Scattered, or an operation that rolls the batch would show in one
+    row only; not symmetric, or one that flips it would not show at all."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(16):
+        rows = torch.randperm(size, generator=generator)[:retained].sort().values
+        if not torch.equal(rows, (size - 1 - rows).flip(0)):
+            break
+    return rows
 
 
 def _until_stopped(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
