@@ -149,7 +149,7 @@ def train_elastic(folder: Path, kill_at: int | None) -> None:
             save(path, {**state, "blocker": blocker.state_dict(), "done": done + 1})
     if rank == 0:
         save(folder / "final.pt", {"model": model.state_dict(), "blocker": blocker.selector.state_dict()})
-    assert blocker.stats.steps_replayed
+        save(folder / "stats.pt", vars(blocker.stats))
     dist.destroy_process_group()
 
 

@@ -41,13 +41,18 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(N, 3, 8, 8, generator=generator), torch.randint(0, CLASSES, (N,), generator=generator)
 
 
+def compile_part(model: nn.Module, name: str, in_place: bool) -> None:
+    part = model.get_submodule(name)
+    if in_place:
+        part.compile(backend="eager")
+    else:
+        setattr(model, name, torch.compile(part, backend="eager"))
+
+
 def is_counted(in_place: bool) -> bool:
     """Whether this version of torch counts what it compiles (2.13 does not, for a submodule compiled in place)."""
     model = Net()
-    if in_place:
-        model.body.compile(backend="eager")
-    else:
-        model.body = torch.compile(model.body, backend="eager")
+    compile_part(model, "body", in_place)
     model(batch(0)[0])
     counted = frames() > 0
     torch._dynamo.reset()
@@ -115,10 +120,7 @@ def test_a_model_compiled_in_place_recomputes(feature) -> None:
 def test_a_compiled_deep_part_replays_and_compiles_once(in_place: bool, feature) -> None:
     counted = is_counted(in_place)
     model = Net()
-    if in_place:
-        model.body.compile(backend="eager")
-    else:
-        model.body = torch.compile(model.body, backend="eager")
+    compile_part(model, "body", in_place)
     blocker = blocked(model)
     train(model, model, blocker, counted)
     assert blocker.stats.steps_replayed == 10
@@ -129,10 +131,7 @@ def test_a_compiled_deep_part_replays_and_compiles_once(in_place: bool, feature)
 def test_a_compiled_shallow_part_recomputes(in_place: bool, feature) -> None:
     counted = is_counted(in_place)
     model = Net()
-    if in_place:
-        model.stem.compile(backend="eager")
-    else:
-        model.stem = torch.compile(model.stem, backend="eager")
+    compile_part(model, "stem", in_place)
     blocker = blocked(model)
     with pytest.warns(UserWarning, match="compiled"):
         train(model, model, blocker, counted)

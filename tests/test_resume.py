@@ -190,4 +190,6 @@ def test_an_elastic_job_that_loses_a_worker_ends_with_the_same_weights(tmp_path:
         finals.append(torch.load(folder / "final.pt", weights_only=True))
     assert (tmp_path / "killed" / "resumed-at-8").exists()
     assert_identical(*finals)
-    feature(GROUP, "torchrun, two nodes, a worker killed", (1, {}))
+    stats = torch.load(tmp_path / "killed" / "stats.pt", weights_only=True)
+    assert stats["steps_replayed"] == TOTAL - 1
+    feature(GROUP, "torchrun, two nodes, a worker killed", (stats["steps_replayed"], stats["recompute_reasons"]))

@@ -163,13 +163,12 @@ class ForwardBlocker(Joinable):
         self._validated = True
         Join.notify_join_context(self)
         self._ranks.defer = self._join_config.enable
-        return self._step(whole, inputs, size, ids).value()
+        return self._step(whole, to_model, inputs, size, ids).value()
 
-    def _step(self, whole: Batch, inputs: Any, size: int, ids: Tensor | None) -> Batch:
+    def _step(self, whole: Batch, to_model: Inputs, inputs: Any, size: int, ids: Tensor | None) -> Batch:
         counters = self._counters
         active = self.schedule.active((self._epoch or 0) if self.schedule.unit == "epoch" else counters.steps)
         count = retained_count(size, self.prune_ratio) if active else size
-        to_model = self._to_model(whole, inputs)
         candidates = Candidates(size, self._generator(to_model.tensors()[0].device), ids=ids, ranks=self._ranks)
         engine = self._engine if self.selector.needs == "features" else None
         part, selection, cost = whole, None, float(size)
@@ -184,7 +183,7 @@ class ForwardBlocker(Joinable):
             _learn(self.selector, candidates, selection.indices)
         else:
             cost = count + (size - count) * engine.shallow.share
-            part, selection = self._block(engine, whole, inputs, candidates, count)
+            part, selection = self._block(engine, whole, to_model, inputs, candidates, count)
         # Counted last: a step that raised leaves no trace.
         counters.steps += 1
         counters.pruned_steps += count < size
@@ -195,10 +194,9 @@ class ForwardBlocker(Joinable):
         return part
 
     def _block(
-        self, engine: Engine, whole: Batch, inputs: Any, candidates: Candidates, count: int
+        self, engine: Engine, whole: Batch, to_model: Inputs, inputs: Any, candidates: Candidates, count: int
     ) -> tuple[Batch, Selection]:
         """Probe, select, and prepare the model's call on the retained samples."""
-        to_model = self._to_model(whole, inputs)
         size = candidates.size
         probe = engine.probe(to_model, size)
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -266,7 +266,7 @@ class Shallow:
         return self._plans[key]
 
     def _rehearse(self, probe: Probe, part: Inputs, indices: Tensor) -> Plan:
-        """Run the shallow part on the retained samples and compare every operation with the tape. Leaves no trace."""
+        """Run the shallow part on some of the samples and compare every operation with the tape. Leaves no trace."""
         self._rehearsals += 1
         tensors = part.tensors()
         plan = Plan()
@@ -302,9 +302,12 @@ class Shallow:
             torch_random.restore()
         return plan
 
-    def _tensors(self) -> Iterator[Tensor]:
+    def _tensors(self, statistics: bool = True) -> Iterator[Tensor]:
         for module in self._all_modules:
-            for tensors in (module._parameters, module._buffers):
+            owned: list[Mapping[str, Tensor | None]] = [module._parameters]
+            if statistics or not _keeps_statistics(module):
+                owned.append(module._buffers)
+            for tensors in owned:
                 for t in tensors.values():
                     if t is not None:
                         yield t
@@ -314,11 +317,10 @@ class Shallow:
 
     def fingerprint(self) -> list[Any]:
         """Changes when a parameter or buffer does; the statistics that training-mode BatchNorm only writes aside."""
-        ignored = self._statistics()
-        return [(id(t), local(t).data_ptr(), t._version) for t in self._tensors() if address(t) not in ignored]
+        return [(id(t), local(t).data_ptr(), t._version) for t in self._tensors(statistics=False)]
 
     def _statistics(self) -> set[int]:
-        norms = (m for m in self._all_modules if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training)
+        norms = filter(_keeps_statistics, self._all_modules)
         return {address(b) for m in norms for b in m._buffers.values() if b is not None}
 
     def expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
@@ -331,6 +333,10 @@ class Shallow:
         except TypeError:
             return None
         return [x for name, value in bound.arguments.items() for x in (name, *batch.leaves(value))]
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
 
 
 def rehearsed_rows(size: int, retained: int) -> Tensor:
