@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import warnings
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,11 +18,12 @@ from . import selectors
 from .batch import Batch
 from .engine import Engine, autocast_from_words, autocast_in_words
 from .functional import retained_count
+from .inputs import Forward, Inputs
 from .modules import find_layer, group_of, suggest, unwrap
 from .ranks import Ranks
 from .schedule import Schedule
 from .selectors import Candidates, Selection, Selector
-from .shallow import Inputs, Shallow
+from .shallow import Shallow
 from .stats import Counters, Stats
 
 if TYPE_CHECKING:
@@ -96,8 +95,7 @@ class ForwardBlocker(Joinable):
         self._validated = False
         self._removed = False
         self._root, compiled = unwrap(model)
-        self._signature = inspect.signature(self._root.forward)
-        self._parameters = list(self._signature.parameters)
+        self._forward = Forward(self._root)
         self._engine: Engine | None = None
         self._layer_name = ""
         other = _live.get(self._root)
@@ -145,9 +143,9 @@ class ForwardBlocker(Joinable):
         whole = Batch(batch, named)
         if not self._root.training or not torch.is_grad_enabled():
             return whole.value()
-        to_model = self._to_model(whole, inputs)
+        to_model = self._forward.inputs(whole, inputs)
         if to_model.tensors():
-            self._check_arguments(to_model)
+            self._forward.check(to_model)
         size = batches.length(tuple(to_model))
         whole.validate(size)
         _check_ids(ids, size)
@@ -156,7 +154,7 @@ class ForwardBlocker(Joinable):
             # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
             self._engine.validate(
                 to_model,
-                lambda indices: self._to_model(whole.cut(indices, size), inputs),
+                lambda indices: self._forward.inputs(whole.cut(indices, size), inputs),
                 size,
                 retained_count(size, self.prune_ratio),
             )
@@ -203,47 +201,14 @@ class ForwardBlocker(Joinable):
             candidates = replace(candidates, features=probe.features)
             selection = _select(self.selector, candidates, count)
             part = whole.cut(selection.indices, size)
-            to_model_part = self._to_model(part, inputs)
-            plan = engine.plan(probe, to_model, lambda rows: self._to_model(whole.cut(rows, size), inputs), count)
+            to_model_part = self._forward.inputs(part, inputs)
+            plan = engine.plan(probe, to_model, lambda rows: self._forward.inputs(whole.cut(rows, size), inputs), count)
             _learn(self.selector, candidates, selection.indices)
         except BaseException:
             probe.rewind()
             raise
         engine.prepare(probe, plan, to_model_part, selection.indices)
         return part, selection
-
-    def _to_model(self, whole: Batch, inputs: Any) -> Inputs:
-        """Which parts of the batch the model gets, and how."""
-        if whole.named:
-            names = list(inputs) if inputs is not None else [n for n in whole.named if n in self._parameters]
-            unknown = [n for n in names if n not in whole.named]
-            if unknown:
-                raise ValueError(f"inputs={unknown} are not in the batch, which has {list(whole.named)}")
-            if not names:
-                raise ValueError(
-                    f"none of {list(whole.named)} is a parameter of the model's "
-                    f"forward({', '.join(self._parameters)}); say which go to the model with inputs=[...]"
-                )
-            return Inputs((), {n: whole.named[n] for n in names})
-        if inputs is not None:
-            positions = [inputs] if isinstance(inputs, int) else list(inputs)
-            if not all(isinstance(i, int) and 0 <= i < len(whole.parts) for i in positions):
-                raise ValueError(f"inputs={inputs!r} must be positions in the batch of {len(whole.parts)} parts")
-            return Inputs(tuple(whole.parts[i] for i in positions), {})
-        first = whole.parts[0]
-        if isinstance(first, Mapping):
-            return Inputs((), dict(first))
-        return Inputs(tuple(first) if isinstance(first, (tuple, list)) else (first,), {})
-
-    def _check_arguments(self, to_model: Inputs) -> None:
-        try:
-            self._signature.bind(*to_model.args, **to_model.kwargs)
-        except TypeError as error:
-            raise TypeError(
-                f"the model's forward({', '.join(self._parameters)}) cannot be called with what goes to it from the "
-                f"batch: {error}. A dict goes to it as keywords, a tuple or list as positionals (a list of samples "
-                "cannot be cut: stack them into one tensor), inputs= says otherwise"
-            ) from None
 
     def _generator(self, device: torch.device) -> torch.Generator:
         generator = torch.Generator(device)

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .inputs import Inputs
 from .interception import Handler, Interception
 from .plan import Plan, disagreement, tolerance
 from .replay import Diverged, Replayer
-from .shallow import ERROR, Inputs, Probe, Shallow, autocast_state
+from .shallow import ERROR, Probe, Shallow, autocast_state
 from .snapshot import Attributes, HostRandom
 from .stats import Counters
 
@@ -131,7 +132,7 @@ class Engine:
         self.release()
         tensors = part.tensors()
         drop = _weak_callback(self)
-        arguments = self.shallow.bind(part.args, part.kwargs)
+        arguments = self.shallow.forward.bind(part.args, part.kwargs)
         assert arguments is not None
         turn = (self.counters.steps + 1) % SPOT_CHECK_EVERY
         self._pending = _Pending(
@@ -211,7 +212,7 @@ class Engine:
             return original(*args, **kwargs)
 
     def _difference(self, pending: _Pending, args: Any, kwargs: Any) -> str:
-        arguments = self.shallow.bind(args, kwargs)
+        arguments = self.shallow.forward.bind(args, kwargs)
         expected = [a() if isinstance(a, weakref.ref) else a for a in pending.arguments]
         if arguments is None or len(arguments) != len(expected):
             return "the model was called with other arguments than the blocker saw"

@@ -6,16 +6,15 @@ All of these run the user's model, or the part of it up to the cut, and leave no
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from . import batch
 from .flops import Meter
 from .guard import Guard, Memory, address, no_graph
+from .inputs import Forward, Inputs
 from .interception import Interception
 from .modules import is_compiled
 from .plan import Plan, disagreement, tolerance
@@ -33,16 +32,6 @@ _MANY_REHEARSALS = 16
 
 class Stop(BaseException):
     """Raised at the cut to end a pass. A BaseException: no model's own `except` should swallow it."""
-
-
-class Inputs(NamedTuple):
-    """What goes to the model."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def tensors(self) -> list[Tensor]:
-        return [leaf for leaf in batch.leaves(tuple(self)) if isinstance(leaf, Tensor)]
 
 
 class Probe(NamedTuple):
@@ -86,7 +75,7 @@ class Shallow:
         self.modules = list(root.modules())
         self._all_modules = self.modules
         self._names = {m: n for n, m in root.named_modules()}
-        self._signature = inspect.signature(root.forward)
+        self.forward = Forward(root)
         self._plans: dict[Any, Plan] = {}
         self._probes = self._rehearsals = 0
 
@@ -325,14 +314,6 @@ class Shallow:
 
     def expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
         return self.autocast or autocast_state(example.device.type)
-
-    def bind(self, args: Any, kwargs: Any) -> list[Any] | None:
-        """The call's arguments as a flat list, the same however they are passed."""
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError:
-            return None
-        return [x for name, value in bound.arguments.items() for x in (name, *batch.leaves(value))]
 
 
 def _keeps_statistics(module: nn.Module) -> bool:

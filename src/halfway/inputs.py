@@ -1,0 +1,72 @@
+"""What goes to the model: which parts of the batch, and how they are passed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from . import batch
+from .batch import Batch
+
+
+class Inputs(NamedTuple):
+    """What goes to the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in batch.leaves(tuple(self)) if isinstance(leaf, Tensor)]
+
+
+class Forward:
+    """The signature of a model's forward."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._signature = inspect.signature(root.forward)
+        self._parameters = list(self._signature.parameters)
+
+    def inputs(self, whole: Batch, inputs: Any) -> Inputs:
+        """Which parts of the batch the model gets, and how; `inputs` as in `ForwardBlocker.__call__`."""
+        if whole.named:
+            names = list(inputs) if inputs is not None else [n for n in whole.named if n in self._parameters]
+            unknown = [n for n in names if n not in whole.named]
+            if unknown:
+                raise ValueError(f"inputs={unknown} are not in the batch, which has {list(whole.named)}")
+            if not names:
+                raise ValueError(
+                    f"none of {list(whole.named)} is a parameter of the model's "
+                    f"forward({', '.join(self._parameters)}); say which go to the model with inputs=[...]"
+                )
+            return Inputs((), {n: whole.named[n] for n in names})
+        if inputs is not None:
+            positions = [inputs] if isinstance(inputs, int) else list(inputs)
+            if not all(isinstance(i, int) and 0 <= i < len(whole.parts) for i in positions):
+                raise ValueError(f"inputs={inputs!r} must be positions in the batch of {len(whole.parts)} parts")
+            return Inputs(tuple(whole.parts[i] for i in positions), {})
+        first = whole.parts[0]
+        if isinstance(first, Mapping):
+            return Inputs((), dict(first))
+        return Inputs(tuple(first) if isinstance(first, (tuple, list)) else (first,), {})
+
+    def check(self, to_model: Inputs) -> None:
+        """Raise if the model cannot be called with this."""
+        try:
+            self._signature.bind(*to_model.args, **to_model.kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"the model's forward({', '.join(self._parameters)}) cannot be called with what goes to it from the "
+                f"batch: {error}. A dict goes to it as keywords, a tuple or list as positionals (a list of samples "
+                "cannot be cut: stack them into one tensor), inputs= says otherwise"
+            ) from None
+
+    def bind(self, args: Any, kwargs: Any) -> list[Any] | None:
+        """The call's arguments as a flat list, the same however they are passed."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+        return [x for name, value in bound.arguments.items() for x in (name, *batch.leaves(value))]
