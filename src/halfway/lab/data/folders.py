@@ -1,0 +1,37 @@
+"""Pictures in a folder per class: ImageNet, or a user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from .settings import DataSettings
+from .sources import Found, LabelledFiles, missing
+
+
+def imagefolder(settings: DataSettings, root: Path) -> Found:
+    """`root/train/<class>/*` and `root/val/<class>/*`, as torchvision's ImageFolder reads them."""
+    from torchvision.datasets import ImageFolder
+
+    for part in ("train", "val"):
+        if not (root / part).is_dir():
+            raise missing(
+                f"{part}/",
+                root,
+                "A folder of images has a folder per class, in train/ and in val/, with JPEG or PNG files:\n"
+                f"    {root}/train/<class>/*.jpg\n"
+                f"    {root}/val/<class>/*.jpg\n"
+                "ImageNet comes from https://image-net.org (ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar); the "
+                "images of val/ have to be moved into the folders of their classes.",
+            )
+    train, test = ImageFolder(str(root / "train")), ImageFolder(str(root / "val"))
+    if train.classes != test.classes:
+        different = sorted(set(train.classes) ^ set(test.classes))[:3]
+        raise ValueError(
+            f"train/ and val/ in {root} must have the same classes, but {', '.join(different)} is in one only"
+        )
+    sources = (
+        LabelledFiles([Path(path) for path, _ in part.samples], torch.tensor(part.targets)) for part in (train, test)
+    )
+    return Found(f"images in {root.resolve().name}", train.classes, *sources)

@@ -1,0 +1,31 @@
+"""What a recipe says about its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The `data` section of a recipe.
+
+    name: a data set of `halfway.lab.data.SETS`.
+    classes: how many there are; checked against what is found on disk.
+    size: height and width of the images the model trains on.
+    augment: a policy of `halfway.lab.data.augment`: "none", "crop-flip" (pad, crop, flip), "resized-crop" (ImageNet's),
+        "autoaugment" (the same, then AutoAugment), "segmentation" (scale, crop, flip, colours).
+    train_samples, test_samples: a fixed random subset of that many, the same for every seed; None: all.
+    split: of the training images, where a data set has several (VOC: train, trainaug).
+    memory: decode everything once, keep it on the device, and augment whole batches there.
+    workers: processes that decode images, where they do not stay in memory.
+    """
+
+    name: str
+    classes: int
+    size: tuple[int, int]
+    augment: str = "none"
+    train_samples: int | None = None
+    test_samples: int | None = None
+    split: str = "train"
+    memory: bool = False
+    workers: int = 8

@@ -1,0 +1,161 @@
+"""Where pictures come from: files, or arrays that are in memory already. One picture at a time, as they are stored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .base import IGNORE
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class Source(ABC):
+    """Pictures and their targets. It travels to the workers of a DataLoader, so it must pickle."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, row: int) -> tuple[Image, Any]:
+        """An RGB picture with its label (int) or mask, a NumPy array (H, W) uint8 of the picture's size."""
+
+    @abstractmethod
+    def take(self, rows: Sequence[int]) -> Source:
+        """These rows only, in this order."""
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(N,) int64, None in segmentation."""
+        return None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a data set's function found.
+
+    title: the data set and its release, in words.
+    classes: names.
+    """
+
+    title: str
+    classes: list[str]
+    train: Source
+    test: Source
+
+
+class Arrays(Source):
+    """Pictures (N, 3, H, W) uint8 with labels (N,) int64."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+        self.pixels = pixels
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def read(self, row: int) -> tuple[Image, Any]:
+        from PIL import Image
+
+        return Image.fromarray(self.pixels[row].permute(1, 2, 0).contiguous().numpy()), int(self._labels[row])
+
+    def take(self, rows: Sequence[int]) -> Arrays:
+        index = torch.as_tensor(rows)
+        return Arrays(self.pixels[index], self._labels[index])
+
+    @property
+    def labels(self) -> Tensor:
+        return self._labels
+
+
+class LabelledFiles(Source):
+    """One picture per file, with labels (N,) int64."""
+
+    def __init__(self, paths: Sequence[Path], labels: Tensor) -> None:
+        self.paths = list(paths)
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, row: int) -> tuple[Image, Any]:
+        return open_picture(self.paths[row]), int(self._labels[row])
+
+    def take(self, rows: Sequence[int]) -> LabelledFiles:
+        return LabelledFiles([self.paths[r] for r in rows], self._labels[torch.as_tensor(rows)])
+
+    @property
+    def labels(self) -> Tensor:
+        return self._labels
+
+
+class MaskedFiles(Source):
+    """A picture and a mask per file.
+
+    Args:
+        paths, masks: files, in the same order.
+        classes: how many; a mask with a larger number is an error.
+        table: 256 numbers, the class for each value in the files; None: the values are classes.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], masks: Sequence[Path], classes: int, table: Sequence[int] | None = None
+    ) -> None:
+        self.paths, self.masks, self.classes, self.table = list(paths), list(masks), classes, table
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, row: int) -> tuple[Image, Any]:
+        import numpy as np
+
+        picture, path = open_picture(self.paths[row]), self.masks[row]
+        mask = np.asarray(open_picture(path, mode=None))
+        if mask.ndim != 2 or mask.dtype != np.uint8:
+            raise ValueError(
+                f"{path} is not a mask: it must have one channel of 8 bits, a pixel's value being its class (a palette "
+                "is fine)"
+            )
+        if mask.shape != (picture.height, picture.width):
+            raise ValueError(
+                f"{path} is {mask.shape[1]} x {mask.shape[0]} px, its image {picture.width} x {picture.height}: they "
+                "must be of the same size"
+            )
+        if self.table is not None:
+            return picture, np.asarray(self.table, dtype=np.uint8)[mask]
+        wrong = mask[(mask >= self.classes) & (mask != IGNORE)]
+        if wrong.size:
+            raise ValueError(
+                f"{path} has class {wrong.max()}, but data.classes={self.classes} allows 0 to {self.classes - 1}, and "
+                f"{IGNORE} for pixels to ignore"
+            )
+        return picture, mask
+
+    def take(self, rows: Sequence[int]) -> MaskedFiles:
+        return MaskedFiles([self.paths[r] for r in rows], [self.masks[r] for r in rows], self.classes, self.table)
+
+
+def open_picture(path: Path, mode: str | None = "RGB") -> Image:
+    """Decode a file; None for the mode leaves values as they are stored."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            return picture if mode is None else picture.convert(mode)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: the data set is not complete, unpack it again") from None
+    except (OSError, SyntaxError) as error:
+        raise OSError(f"{path} cannot be decoded ({error}): unpack or download it again") from error
+
+
+def missing(looked_for: str, root: Path, advice: str) -> FileNotFoundError:
+    """The error for a data set that is not there: what to get, and where it goes."""
+    return FileNotFoundError(f"no {looked_for} in {root}\n{advice}")

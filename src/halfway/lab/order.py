@@ -1,0 +1,57 @@
+"""Which samples are in which batch: a function of (seed, epoch) alone, so that methods are paired and runs resume."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+
+
+def seed_of(*parts: int) -> int:
+    """One seed from several numbers: neighbours are spread over the whole range."""
+    mixed = 0
+    for part, factor in zip(parts, _MIX, strict=False):
+        mixed = ((mixed ^ (part + 1)) * factor) % 2**64
+        mixed ^= mixed >> 31
+    return mixed % 2**63
+
+
+class BatchOrder:
+    """The batches of a training, for one rank.
+
+    Args:
+        samples: N, size of the training set.
+        batch_size: over all ranks. Incomplete batches are left out, so that every step has the same shape.
+        seed: of the run.
+        rank, ranks: this process and all of them; each takes every `ranks`-th sample of a batch.
+    """
+
+    def __init__(self, samples: int, batch_size: int, seed: int, rank: int = 0, ranks: int = 1) -> None:
+        if batch_size > samples:
+            raise ValueError(f"batch_size={batch_size} is more than the {samples} training images; make it smaller")
+        if batch_size % ranks:
+            raise ValueError(
+                f"batch_size={batch_size} is over all ranks and must be a multiple of their number, {ranks}"
+            )
+        self.samples = samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank, self.ranks = rank, ranks
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self.samples // self.batch_size
+
+    def epoch(self, epoch: int, first: int = 0) -> list[tuple[Tensor, int]]:
+        """(ids, augmentation seed) of the batches of an epoch, from the `first` on."""
+        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
+        shuffled = torch.randperm(self.samples, generator=generator)
+        return [
+            (
+                shuffled[b * self.batch_size : (b + 1) * self.batch_size][self.rank :: self.ranks],
+                seed_of(self.seed, epoch, b, self.rank),
+            )
+            for b in range(first, self.per_epoch)
+        ]

@@ -1,0 +1,167 @@
+"""What differs between classification and segmentation: the loss, and the score.
+
+A score is a percentage, larger is better, computed by torchmetrics over all ranks: top-1 accuracy, or the mean
+intersection over union of the classes, where pixels of 255 do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import is_initialized
+
+from .data import TestSet
+from .progress import Bar
+from .recipe import Recipe
+
+IGNORED = 255
+
+
+class Task:
+    """How to train and judge a model of a recipe. `score` is the metric's name."""
+
+    score: str
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def loss(self, outputs: Any, y: Tensor) -> Tensor:
+        """A scalar: the mean over the samples (and pixels) of the batch."""
+        raise NotImplementedError
+
+    def metric(self) -> Any:
+        """A new torchmetrics metric."""
+        raise NotImplementedError
+
+    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
+        """Predicted classes, in the shape of `y`."""
+        raise NotImplementedError
+
+    @property
+    def smallest_batch(self) -> int:
+        """The fewest samples that a training step of this task can have."""
+        return 1
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, test: TestSet, device: torch.device, scales: tuple[float, ...] = (), limit: int = 0
+    ) -> float:
+        """The score on the test images, in percent.
+
+        Args:
+            scales: evaluate at all of these, flipped and not, and average; none: once, as it is.
+            limit: stop after so many batches; 0: all.
+        """
+        metric = self.metric().to(device)
+        was_training = model.training
+        model.eval()
+        rank, ranks = _rank()
+        batch_size = self.recipe.evaluation_batch
+        name = "multi-scale evaluation" if scales else "evaluation"
+        try:
+            with Bar(-(-len(test) // ranks), name, unit="image", show=rank == 0, leave=False) as bar:
+                for i, (x, y) in enumerate(test.batches(batch_size, rank, ranks)):
+                    if limit and i == limit:
+                        break
+                    with autocast(self.recipe, device):
+                        predicted = self.predict(model, _laid_out(x, self.recipe), y, scales)
+                    metric.update(predicted, y)
+                    bar.update(len(x))
+            return 100 * float(metric.compute())
+        finally:
+            model.train(was_training)
+
+
+class Classification(Task):
+    score = "top-1, %"
+
+    def loss(self, outputs: Any, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, label_smoothing=self.recipe.label_smoothing)
+
+    def metric(self) -> Any:
+        from torchmetrics.classification import MulticlassAccuracy
+
+        return MulticlassAccuracy(self.recipe.data.classes, average="micro")
+
+    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
+        return model(x).argmax(1)
+
+
+class Segmentation(Task):
+    """Models return logits (B, C, H, W), or a mapping with "out" and, for an auxiliary head, "aux"."""
+
+    score = "mIoU, %"
+
+    def loss(self, outputs: Any, y: Tensor) -> Tensor:
+        if isinstance(outputs, Tensor):
+            return self._pixels(outputs, y)
+        loss = self._pixels(outputs["out"], y)
+        if "aux" in outputs:
+            loss = loss + self.recipe.auxiliary_weight * self._pixels(outputs["aux"], y)
+        return loss
+
+    def _pixels(self, logits: Tensor, y: Tensor) -> Tensor:
+        each = F.cross_entropy(
+            logits, y, ignore_index=IGNORED, label_smoothing=self.recipe.label_smoothing, reduction="sum"
+        )
+        # Not `reduction="mean"`, which is 0/0 on a batch without a single labelled pixel.
+        return each / (y != IGNORED).sum().clamp(min=1)
+
+    def metric(self) -> Any:
+        from torchmetrics.classification import MulticlassJaccardIndex
+
+        return MulticlassJaccardIndex(self.recipe.data.classes, average="macro", ignore_index=IGNORED)
+
+    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
+        if not scales:
+            return _resized(_out(model(x)), y.shape[-2:]).argmax(1)
+        total = torch.zeros(len(x), self.recipe.data.classes, *y.shape[-2:], device=x.device)
+        for scale in scales:
+            size = [max(32, round(side * scale)) for side in x.shape[-2:]]
+            scaled = _resized(x, size)
+            for flipped in (False, True):
+                logits = _out(model(scaled.flip(-1) if flipped else scaled))
+                logits = logits.flip(-1) if flipped else logits
+                total += _resized(logits.float(), y.shape[-2:]).softmax(1)
+        return total.argmax(1)
+
+    @property
+    def smallest_batch(self) -> int:
+        # The image pooling of DeepLab's ASPP leaves one value per channel and image: BatchNorm needs two of them.
+        return 2
+
+
+def make(recipe: Recipe) -> Task:
+    """The task of a recipe."""
+    return {"classification": Classification, "segmentation": Segmentation}[recipe.task](recipe)
+
+
+@contextlib.contextmanager
+def autocast(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Mixed precision, if the recipe says so: float16 on CUDA, bfloat16 elsewhere."""
+    dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
+    with torch.autocast(device.type, dtype, enabled=recipe.precision == "amp"):
+        yield
+
+
+def _laid_out(x: Tensor, recipe: Recipe) -> Tensor:
+    return x.to(memory_format=torch.channels_last) if recipe.channels_last else x
+
+
+def _out(outputs: Any) -> Tensor:
+    return outputs if isinstance(outputs, Tensor) else outputs["out"]
+
+
+def _resized(x: Tensor, size: Any) -> Tensor:
+    return x if x.shape[-2:] == torch.Size(size) else F.interpolate(x, list(size), mode="bilinear", align_corners=False)
+
+
+def _rank() -> tuple[int, int]:
+    if not is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -1,0 +1,325 @@
+"""The training loop of the recipes.
+
+What is worth knowing:
+
+- Weights at the start are a function of the seed, batches and their augmentation of (seed, epoch, step), so that two
+  methods at the same seed differ in what they prune and in nothing else.
+- Nothing waits for the device inside a round (an epoch, or `log_every` steps), except to redraw the progress bar.
+- A checkpoint holds all there is: weights, optimizer, policy, scaler, blocker, counts, random generators. A training
+  that was killed at any moment and resumed ends with the same bits (on a GPU: if its kernels are deterministic).
+- `method="full"` and a ratio of 0 run without a blocker: the plain loop.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..blocker import ForwardBlocker
+from ..functional import retained_count
+from . import nets, optim, tasks
+from .data import Data
+from .logs import Logs
+from .order import BatchOrder, seed_of
+from .progress import Bar
+from .recipe import Recipe
+from .retention import Retention
+from .run_folder import RunFolder
+
+_VERSION = 1
+
+
+@dataclass
+class _Round:
+    """What is summed up until the round ends. `loss` stays on the device."""
+
+    loss: Tensor
+    steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def add(self, loss: Tensor, seconds: float, waited: float) -> None:
+        self.loss += loss
+        self.steps += 1
+        self.seconds += seconds
+        self.waited += waited
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**vars(self), "loss": self.loss.cpu()}
+
+
+class Training:
+    """One run of a recipe.
+
+    Args:
+        recipe: what to train.
+        data: its data, already on the device if they stay in memory.
+        device: where.
+        folder: an opened run folder; None: nothing is written (benchmarks, tests).
+        show: draw a progress bar.
+    """
+
+    def __init__(
+        self, recipe: Recipe, data: Data, device: torch.device, folder: RunFolder | None = None, show: bool = True
+    ) -> None:
+        self.recipe, self.data, self.device, self.folder = recipe, data, device, folder
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.show = show and self.rank == 0
+        self.task = tasks.make(recipe)
+        self.order = BatchOrder(len(data.train), recipe.batch_size, recipe.seed, self.rank, self.ranks)
+        self._check_smallest_batch()
+        self.model, self.wrapped = self._make_model()
+        self.optimizer = optim.make_optimizer(recipe.optimizer, self.model)
+        per_unit = self.order.per_epoch if recipe.unit == "epoch" else 1
+        self.steps = recipe.length * per_unit
+        self.round_steps = recipe.log_every * per_unit
+        warmup = round((recipe.learning_rate.warmup or 0) * per_unit)
+        self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, recipe.optimizer.lr, self.steps, warmup)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp" and device.type == "cuda")
+        self.blocker = self._make_blocker()
+        self.retention = Retention(data.train, device)
+        self.step = 0
+        self._round = self._new_round()
+
+    # ------------------------------------------------------------------ set-up
+
+    @property
+    def name(self) -> str:
+        """For the progress bar."""
+        r = self.recipe
+        return r.name if r.selector_name is None else f"{r.name} {r.method} {r.prune_ratio:g}"
+
+    def _check_smallest_batch(self) -> None:
+        r = self.recipe
+        size = r.batch_size // self.ranks
+        left = size if r.selector_name is None else retained_count(size, r.prune_ratio)
+        if left < self.task.smallest_batch:
+            raise ValueError(
+                f"{left} of {size} samples would be retained per rank, but {r.task} needs {self.task.smallest_batch}: "
+                "BatchNorm of the ASPP's image pooling has one value per image. Take a larger batch_size, fewer ranks "
+                "or a smaller --prune-ratio"
+            )
+
+    def _make_model(self) -> tuple[nn.Module, nn.Module]:
+        r = self.recipe
+        model = nets.build(r.model.name, r.data.classes, r.model.options, r.model.weights, r.seed, r.data.size[0])
+        model.to(self.device, memory_format=torch.channels_last if r.channels_last else torch.preserve_format)
+        if self.ranks == 1:
+            return model, model
+        on = [self.device.index] if self.device.type == "cuda" else None
+        return model, DistributedDataParallel(model, device_ids=on)
+
+    def _make_blocker(self) -> ForwardBlocker | None:
+        selector = self.recipe.selector()
+        if selector is None:
+            return None
+        return ForwardBlocker(
+            self.wrapped,
+            self.recipe.cut if selector.needs == "features" else None,
+            self.recipe.prune_ratio,
+            selector=selector,
+            schedule=self.recipe.schedule,
+            seed=self.recipe.seed,
+        )
+
+    # ------------------------------------------------------------------- loop
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Train to the end, or until `stop()`. Resumes where the folder's checkpoint left off.
+
+        Returns:
+            whether the training is finished.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            random = self._resume()
+            if random is None:
+                torch.manual_seed(seed_of(self.recipe.seed, self.rank))
+            else:
+                _set_random(random, self.device)
+            folder = self.folder if self.rank == 0 else None
+            with Logs(folder, self.step) as logs, Bar(self.steps, self.name, "step", self.show, done=self.step) as bar:
+                while self.step < self.steps:
+                    if not self._epoch(logs, bar, stop):
+                        return False
+        return True
+
+    def _epoch(self, logs: Logs, bar: Bar, stop: Callable[[], bool]) -> bool:
+        """The rest of the current epoch; False if it was stopped."""
+        epoch, first = divmod(self.step, self.order.per_epoch)
+        if self.blocker is not None:
+            self.blocker.set_epoch(epoch)
+        self.model.train()
+        plan = self.order.epoch(epoch, first)[: self.steps - self.step]
+        batches = iter(self.data.train.batches(plan))
+        for _ in plan:
+            begin = time.perf_counter()
+            x, y, ids = next(batches)
+            arrived = time.perf_counter()
+            loss = self.train_step(x, y, ids)
+            self._round.add(loss, time.perf_counter() - begin, arrived - begin)
+            self.step += 1
+            bar.update()
+            if bar.due:
+                bar.figures(**self._figures(loss, epoch))
+            if self.step % self.round_steps == 0 or self.step == self.steps:
+                self._end_round(logs)
+            elif stop():
+                self._save(logs)
+                return False
+        return True
+
+    def train_step(self, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+        """One step; returns the loss, detached, on the device."""
+        if self.recipe.channels_last:
+            x = x.to(memory_format=torch.channels_last)
+        if self.blocker is not None:
+            x, y = self.blocker(x, y, ids=ids)
+            if self.blocker.last is not None:
+                self.retention.note(ids, self.blocker.last.indices)
+        with tasks.autocast(self.recipe, self.device):
+            loss = self.task.loss(self.wrapped(x), y)
+        self.scaler.scale(loss).backward()
+        if self.recipe.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.policy.step()
+        return loss.detach()
+
+    def _figures(self, loss: Tensor, epoch: int) -> dict[str, str]:
+        figures = {"loss": f"{float(loss):.3f}", "epoch": str(epoch)}
+        if self.blocker is not None:
+            last = self.blocker.last
+            figures["pruned"] = f"{1 - len(last.indices) * self.ranks / self.recipe.batch_size:.0%}" if last else "0%"
+        if self._round.seconds:
+            speed = self._round.steps * self.recipe.batch_size / self._round.seconds
+            figures["samples/s"] = f"{speed:.0f}"
+        return figures
+
+    # ----------------------------------------------------------- end of a round
+
+    def _new_round(self) -> _Round:
+        return _Round(torch.zeros((), device=self.device))
+
+    def _end_round(self, logs: Logs) -> None:
+        """Metrics, evaluation, checkpoint."""
+        current, last = self._round, self.step == self.steps
+        loss = current.loss.clone()
+        if self.ranks > 1:
+            dist.all_reduce(loss)
+        mean = float(loss) / (current.steps * self.ranks)
+        if not math.isfinite(mean):
+            raise FloatingPointError(
+                f"the loss is {mean} in the round that ends at step {self.step}: the training has diverged. Lower "
+                "optimizer.lr or set clip_norm; last.pt still holds the round before"
+            )
+        self.retention.end_round()
+        number = -(-self.step // self.round_steps)
+        metrics = {
+            "round": number,
+            "step": self.step,
+            "epoch": self.step / self.order.per_epoch,
+            "loss": mean,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            **self._blocking(),
+        }
+        if last or number % self.recipe.evaluate_every == 0:
+            metrics["score"] = self.task.evaluate(self.wrapped, self.data.test, self.device)
+        if last and self.recipe.multi_scale:
+            scales = self.recipe.multi_scale
+            metrics["multi_scale"] = self.task.evaluate(self.wrapped, self.data.test, self.device, scales)
+        times = {"seconds": current.seconds, "waited": current.waited, "load": os.getloadavg()[0]}
+        logs.write({**metrics, **times})
+        self._round = self._new_round()
+        self._save(logs)
+
+    def _blocking(self) -> dict[str, float]:
+        """Samples so far, over all ranks; `spent` is their training cost in samples of full training."""
+        if self.blocker is None:
+            seen = self.step * self.recipe.batch_size
+            return {"seen": seen, "retained": seen, "spent": float(seen), "pruned_steps": 0}
+        stats = self.blocker.stats
+        return {
+            "seen": stats.samples_seen * self.ranks,
+            "retained": stats.samples_retained * self.ranks,
+            "spent": stats.relative_flops * stats.samples_seen * self.ranks,
+            "pruned_steps": stats.pruned_steps,
+            "replayed": stats.steps_replayed,
+            "recomputed": stats.steps_recomputed,
+        }
+
+    # -------------------------------------------------------------- checkpoints
+
+    def _save(self, logs: Logs) -> None:
+        random = _random(self.device)
+        everybody: list[Any] = [random]
+        if self.ranks > 1:
+            everybody = [None] * self.ranks
+            dist.all_gather_object(everybody, random)
+        if self.folder is None or self.rank:
+            return
+        self.folder.save(
+            {
+                "version": _VERSION,
+                "step": self.step,
+                "finished": self.step == self.steps,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "policy": self.policy.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "blocker": None if self.blocker is None else self.blocker.state_dict(),
+                "retention": self.retention.state_dict(),
+                "round": self._round.state_dict(),
+                "random": everybody,
+                "metrics_length": logs.length,
+            }
+        )
+
+    def _resume(self) -> dict[str, Tensor] | None:
+        """Go on from the folder's checkpoint, if there is one; returns this rank's random state."""
+        state = self.folder.load() if self.folder is not None else None
+        if self.folder is not None and self.rank == 0:
+            self.folder.truncate_metrics(0 if state is None else state["metrics_length"])
+        if state is None:
+            return None
+        if state["version"] != _VERSION:
+            raise ValueError(f"the checkpoint has version {state['version']}, this halfway reads {_VERSION}")
+        if len(state["random"]) != self.ranks:
+            raise ValueError(
+                f"the run was trained by {len(state['random'])} processes, resume it with as many (now {self.ranks})"
+            )
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.policy.load_state_dict(state["policy"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.blocker is not None:
+            self.blocker.load_state_dict(state["blocker"])
+        self.retention.load_state_dict(state["retention"])
+        self._round = _Round(**{**state["round"], "loss": state["round"]["loss"].to(self.device)})
+        self.step = state["step"]
+        return state["random"][self.rank]
+
+
+def _random(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":  # never run
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_random(states: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda":  # never run
+        torch.cuda.set_rng_state(states["cuda"], device)
