@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from halfway import ForwardBlocker
-from halfway.lab import bench, bench_results
+from halfway.lab import bench
+from halfway.lab.environment import environment
+from halfway.lab.files import write_json
 from halfway.lab.measure import Clock, quartiles
 from halfway.lab.models import build
 from halfway.ranks import Ranks
@@ -58,7 +60,7 @@ def main() -> None:
             "relative": statistics.median(sums) / statistics.median(steps),
             "replayed": blocker.stats.steps_replayed,
         }
-        bench_results.write_json(arguments.out, {"command": COMMAND, **bench_results.environment(device), **result})
+        write_json(arguments.out, {"command": COMMAND, **environment(device), **result})
         print(result)
     dist.destroy_process_group()
 

@@ -16,6 +16,8 @@ from torch import nn
 
 from halfway.lab import bench, bench_results
 from halfway.lab.bench_results import Case
+from halfway.lab.environment import environment
+from halfway.lab.files import write_json
 from halfway.lab.models import build
 
 RESULTS = Path(__file__).parent / "results"
@@ -77,7 +79,7 @@ def _measure_selection(folder: Path, rounds: int, fresh: bool) -> None:
         return
     full = json.loads(reference.read_text())
     overhead = bench.selection_overhead(full["ways"]["full"]["seconds"] / full["input"][0], rounds)
-    bench_results.write_json(path, {"command": COMMAND, **bench_results.environment(torch.device("cpu")), **overhead})
+    write_json(path, {"command": COMMAND, **environment(torch.device("cpu")), **overhead})
 
 
 def _write_page(folder: Path) -> None:

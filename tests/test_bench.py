@@ -14,7 +14,7 @@ from torch import Tensor, nn
 pytest.importorskip("tqdm")
 
 from halfway.cli import main
-from halfway.lab import bench, bench_results, measure, models
+from halfway.lab import bench, bench_results, files, measure, models
 from halfway.lab.bench import WAYS
 from halfway.lab.bench_results import Case
 
@@ -159,7 +159,7 @@ def test_results_are_complete_resume_and_render(tmp_path: Path, monkeypatch: pyt
     assert {"halfway", "torch", "python"} <= result["versions"].keys()
     assert {"cpu", "cores", "device"} == result["machine"].keys()
     assert {"date", "threads", "rounds", "seed", "title", "cut", "shallow_share"} <= result.keys()
-    bench_results.write_json(tmp_path / "selection.json", bench.selection_overhead(0.01, rounds=2))
+    files.write_json(tmp_path / "selection.json", bench.selection_overhead(0.01, rounds=2))
     page = bench_results.render(tmp_path)
     assert page.count("Tiny, `shallow`") == 8
     assert "`command --only two --rounds 2`" in page
@@ -168,9 +168,9 @@ def test_results_are_complete_resume_and_render(tmp_path: Path, monkeypatch: pyt
 
 def test_an_interrupted_write_leaves_the_old_result(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    bench_results.write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
     with pytest.raises(TypeError):
-        bench_results.write_json(path, {"a": object()})
+        files.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
 
 

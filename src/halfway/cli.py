@@ -1,4 +1,4 @@
-"""The command line: `halfway demo | layers | bench`. Each command lives in its own module of `lab`."""
+"""The command line, `halfway COMMAND`. Each command lives in its own module of `lab`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("demo", "layers", "bench")
+_COMMANDS = ("demo", "layers", "bench", "train", "compare")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in _COMMANDS:
         importlib.import_module(f"halfway.lab.{name}_command").register(commands)
-    parsed = parser.parse_args(arguments)
+    parsed, rest = parser.parse_known_args(arguments)
+    # argparse stops collecting positional words at the first option; key=value may stand anywhere.
+    if rest and not (hasattr(parsed, "settings") and all("=" in word and word[0] != "-" for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        parsed.settings = [*parsed.settings, *rest]
     try:
         code = int(parsed.run(parsed) or 0)
         sys.stdout.flush()

@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from . import bench, bench_results, models
+    from .environment import environment
 
     source = models.Source(arguments.model, arguments.size, arguments.input, arguments.dtype)
     torch.manual_seed(arguments.seed)
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.json:
         about = {"title": arguments.model, "command": shlex.join(["halfway", *sys.argv[1:]])}
-        print(json.dumps({**about, **bench_results.environment(device), **result}, indent=2))
+        print(json.dumps({**about, **environment(device), **result}, indent=2))
     else:
         print(f"{arguments.model}: {bench_results.text_table(result)}")
     return 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .demo import METHODS, Digits, Record, Settings
+from .paired import standard_error
 
 NAMES = {"full": "full data", "random": "random", "pfb": "PFB"}
 COLUMNS = (
@@ -108,11 +109,6 @@ def retention_rates(runs: Sequence[Record]) -> Tensor:
     offered = torch.stack([r.offered for r in runs]).sum(0)
     retained = torch.stack([r.retained for r in runs]).sum(0)
     return retained / offered.clamp(min=1)
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean; None for a single value."""
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

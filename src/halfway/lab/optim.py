@@ -22,7 +22,7 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
     ]
     if settings.name == "adamw":
         return AdamW(groups, **common)
-    from timm.optim import Lars
+    from timm.optim.lars import Lars
 
     return Lars(groups, **common)
 

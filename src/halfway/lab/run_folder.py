@@ -39,25 +39,24 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.tensorboard = self.path / "tensorboard"
 
-    def open(self, recipe: Recipe, resume: bool) -> None:
-        """Make it, or go on with it. A folder that is not empty is never touched without `resume`."""
+    def check(self, recipe: Recipe, resume: bool) -> None:
+        """Raise unless a run of the recipe may begin, or go on, here. Nothing is written."""
         occupied = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         if occupied and not self.config.exists():
             raise ValueError(f"{self.path} exists and is not a run folder; choose another with --out")
         if occupied and not resume:
-            raise ValueError(
-                f"{self.path} holds a run already; go on with --resume, or choose another folder with --out"
-            )
+            raise ValueError(f"{self.path} holds a run already; go on with --resume, or choose another with --out")
         if occupied:
             self._refuse_another(recipe)
+
+    def open(self, recipe: Recipe, resume: bool) -> None:
+        """Make it, or go on with it. A folder that is not empty is never touched without `resume`."""
+        self.check(recipe, resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(
-                f"{self.path} cannot be made a folder ({error.strerror}); choose another with --out"
-            ) from error
-        head = "# `halfway train config.yaml` repeats this run.\n"
-        write_whole(self.config, head + recipes.dump(recipe))
+            raise ValueError(f"{self.path} cannot be made ({error.strerror}); choose another with --out") from error
+        write_whole(self.config, "# `halfway train config.yaml` repeats this run.\n" + recipes.dump(recipe))
 
     def _refuse_another(self, recipe: Recipe) -> None:
         before, now = recipes.load(str(self.config)).as_dict(), recipe.as_dict()

@@ -112,7 +112,9 @@ class Training:
     def _make_model(self) -> tuple[nn.Module, nn.Module]:
         r = self.recipe
         model = nets.build(r.model.name, r.data.classes, r.model.options, r.model.weights, r.seed, r.data.size[0])
-        model.to(self.device, memory_format=torch.channels_last if r.channels_last else torch.preserve_format)
+        model.to(self.device)
+        if r.channels_last:
+            model.to(memory_format=torch.channels_last)
         if self.ranks == 1:
             return model, model
         on = [self.device.index] if self.device.type == "cuda" else None

@@ -1,0 +1,136 @@
+"""`halfway compare`, the work of it: train all trials, one after the other, and time their steps side by side.
+
+    FOLDER/comparison.json         what is compared
+    FOLDER/METHOD-RATIO-sSEED/     a run folder each
+    FOLDER/timing.json             wall time of a step, relative to full training
+    FOLDER/table.md, results.json  what came out
+
+Accuracy comes from the runs. Wall time does not: a machine is never equally busy in two runs. It is measured at the
+end, in rounds of one pruned step of each method on the same batch, and only the ratio within a round counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import data, session
+from .data import Data
+from .environment import environment
+from .files import write_json
+from .measure import Clock, interleaved, quartiles
+from .recipe import FULL, Recipe
+from .run_folder import RunFolder
+from .run_result import RunResult
+from .training import Training
+from .trials import Group, Trial
+
+WARM_UP = 3
+
+
+def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> bool:
+    """Train what is not finished yet. Returns False after Ctrl-C."""
+    todo = [t for t in trials if not _finished(folder / t.folder)]
+    for trial in todo:
+        RunFolder(folder / trial.folder).check(trial.recipe, resume=True)
+    if len(todo) < len(trials):
+        print(f"{len(trials) - len(todo)} of {len(trials)} runs are done already", flush=True)
+    load = _Loader(device)
+    for i, trial in enumerate(todo):
+        print(f"run {i + 1} of {len(todo)}: {trial.group.label}, seed {trial.seed}", flush=True)
+        run_folder = RunFolder(folder / trial.folder)
+        if not session.train(trial.recipe, load(trial.recipe), device, run_folder, resume=True, command=command):
+            return False
+        print(f"  {RunResult.read(run_folder.path).score:.2f} %", flush=True)
+    return True
+
+
+def results(trials: Sequence[Trial], folder: Path) -> dict[Group, dict[int, RunResult]]:
+    """The finished runs, by group and seed."""
+    out: dict[Group, dict[int, RunResult]] = {}
+    for trial in trials:
+        if _finished(folder / trial.folder):
+            out.setdefault(trial.group, {})[trial.seed] = RunResult.read(folder / trial.folder)
+    return out
+
+
+def time_steps(
+    groups: Sequence[Group], recipes: dict[Group, Recipe], device: torch.device, rounds: int
+) -> dict[str, Any]:
+    """Wall time of a pruned step of each group relative to a full one: median and quartiles over rounds.
+
+    Every group takes its step on the same batch in turn, in rotating order. Groups whose recipe differs in more than
+    the pruning (another batch size, say) are timed against full training of their own.
+    """
+    load = _Loader(device)
+    timings: dict[str, Any] = {}
+    families: dict[Group, list[Group]] = {}
+    for group in groups:
+        families.setdefault(group.rival_full, []).append(group)
+    for full, members in families.items():
+        recipe = recipes[members[0]].with_settings({"method": FULL})
+        steps = {"full": _stepper(recipe, load(recipe), device)}
+        for group in members:
+            if group != full:
+                steps[group.label] = _stepper(recipes[group], load(recipes[group]), device)
+        for step in steps.values():
+            for _ in range(WARM_UP):
+                step()
+        seconds = interleaved(steps, rounds, Clock(device), "timing steps")
+        whole = [sum(phases) for phases in seconds["full"]]
+        for label in steps:
+            ratios = [sum(mine) / full_seconds for mine, full_seconds in zip(seconds[label], whole, strict=True)]
+            name = full.label if label == "full" else label
+            timings[name] = {**quartiles(ratios), "rounds": rounds}
+    return timings
+
+
+def timing(
+    groups: Sequence[Group], recipes: dict[Group, Recipe], folder: Path, device: torch.device, rounds: int
+) -> Any:
+    """The timing in the folder, measured anew if it does not cover all groups."""
+    import json
+
+    path = folder / "timing.json"
+    known = json.loads(path.read_text()) if path.exists() else {"steps": {}}
+    if rounds and any(group.label not in known["steps"] for group in groups):
+        known = {"steps": time_steps(groups, recipes, device, rounds), **environment(device)}
+        write_json(path, known)
+    return known
+
+
+def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[], None]:
+    """A function that takes one pruned training step, always on the same batch."""
+    recipe = dataclasses.replace(recipe, window=(0, None), length=10**6)
+    training = Training(recipe, loaded, device, show=False)
+    training.model.train()
+    batch = next(iter(loaded.train.batches(training.order.epoch(0)[:1])))
+
+    def step() -> None:
+        if training.blocker is not None:
+            training.blocker.set_epoch(0)
+        training.train_step(*batch)
+
+    return step
+
+
+class _Loader:
+    """Data sets are read once, not once per run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._loaded: dict[Any, Data] = {}
+
+    def __call__(self, recipe: Recipe) -> Data:
+        key = (recipe.data, recipe.root)
+        if key not in self._loaded:
+            self._loaded[key] = data.load(recipe.data, recipe.root, self._device)
+        return self._loaded[key]
+
+
+def _finished(path: Path) -> bool:
+    return (path / "config.yaml").exists() and RunResult.read(path).finished

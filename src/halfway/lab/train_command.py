@@ -1,0 +1,144 @@
+"""`halfway train`: train a recipe, with or without pruning."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
+
+_DESCRIPTION = """\
+Train a recipe. `halfway recipes` lists those that ship with halfway, with what they will cost; a .yaml file of your own
+works as well, and so does the config.yaml of an earlier run.
+
+The run folder holds config.yaml (repeats the run), metrics.jsonl and tensorboard/ (one entry per epoch) and last.pt
+(the checkpoint; torch.load(..., weights_only=True)). Ctrl-C, a crash or a kill lose at most one epoch: the same command
+with --resume goes on and ends with the same bits.
+
+Every setting can be changed: `optimizer.lr=0.05 batch_size=64 density.noise=0.1 cut=layer2`.
+"""
+_EPILOG = """\
+examples:
+  halfway train tiny-cifar10 --data data                     about a minute on two cores
+  halfway train tiny-cifar10 --data synthetic --epochs 3     without any data
+  halfway train tiny-cifar10 --method random --prune-ratio 0.5
+  halfway train cifar100-resnet18 --prune-ratio 0.3 --seed 1 --out runs/c100-s1
+  halfway train imagenet-resnet50 model.name=resnet26d data.classes=5 batch_size=64 --data my-folder
+  torchrun --nproc-per-node 4 -m halfway train imagenet-resnet50 --data imagenet
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "train",
+        help="train a recipe",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe_options(parser)
+    parser.add_argument("--method", metavar="M", help="full, pfb, random (default: the recipe's, pfb)")
+    parser.add_argument("--prune-ratio", type=float, metavar="P", help="share of each batch to prune, in [0, 1)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of weights, batches and augmentation (default: 0)")
+    parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/RECIPE-METHOD-RATIO-sSEED)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
+    parser.set_defaults(run=run)
+
+
+def add_recipe_options(parser: argparse.ArgumentParser) -> None:
+    """What `train` and `compare` share."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a name (`halfway recipes`) or a .yaml file")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="any setting of the recipe")
+    parser.add_argument(
+        "--epochs", type=int, metavar="N", help="train so long (steps, for recipes that count them); the window scales"
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="where the data lie (default: data); `synthetic` makes pictures up"
+    )
+
+
+def read_recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe that the shared options describe."""
+    from . import recipe as recipes
+
+    recipe = recipes.load(arguments.recipe)
+    if arguments.epochs is not None:
+        if arguments.epochs < 1:
+            raise ValueError(f"--epochs must be at least 1, got {arguments.epochs}")
+        recipe = recipe.of_length(arguments.epochs)
+    changes = recipes.parse_settings(arguments.settings)
+    if arguments.data is not None:
+        changes["root"] = arguments.data
+    return recipe.with_settings(changes)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train."""
+    try:
+        return _train(arguments)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"training needs {error.name}, which is not installed; pip install 'halfway[lab]'", name=error.name
+        ) from error
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from . import data, session
+    from .run_folder import RunFolder
+    from .run_result import RunResult
+
+    chosen = {"method": arguments.method, "prune_ratio": arguments.prune_ratio, "seed": arguments.seed}
+    recipe = read_recipe(arguments).with_settings({k: v for k, v in chosen.items() if v is not None})
+    folder = RunFolder(arguments.out or default_folder(recipe))
+    folder.check(recipe, arguments.resume)
+    with session.processes() as device:
+        talks = session.first_rank()
+        loaded = data.load(recipe.data, recipe.root, device)
+        if talks:
+            print(f"{recipe.title}\n{loaded.description}\n{_what(recipe)}\nfolder: {folder.path}", flush=True)
+        finished = session.train(recipe, loaded, device, folder, arguments.resume, session.command_line())
+        if not talks:
+            return 0
+        if not finished:
+            print(f"stopped; to go on: {_again()}")
+            return 130
+    result = RunResult.read(folder.path)
+    step, whole = result.flops
+    print(
+        f"{result.score:.2f} {_score_name(recipe)}; FLOPs {step:.3f} of full training per pruned step, {whole:.3f} per "
+        f"run; {result.seconds:.0f} s of training, {result.waited:.1%} of it waiting for data"
+    )
+    return 0
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """runs/RECIPE-METHOD-RATIO-sSEED."""
+    pruned = [] if recipe.selector_name is None else [f"{recipe.prune_ratio:g}"]
+    method = recipe.method if pruned else "full"
+    return Path("runs") / "-".join([recipe.name, method, *pruned, f"s{recipe.seed}"])
+
+
+def _what(recipe: Recipe) -> str:
+    length = f"{recipe.length:,} {recipe.unit}s of batches of {recipe.batch_size}"
+    if recipe.selector_name is None:
+        return f"full data, {length}"
+    start, stop = recipe.window
+    where = f" at {recipe.cut}" if recipe.selector_name == "density" else ""
+    window = f"{recipe.unit}s {start}-{recipe.length if stop is None else stop}"
+    return f"{recipe.method}{where}, p = {recipe.prune_ratio:g} in {window}, {length}"
+
+
+def _score_name(recipe: Recipe) -> str:
+    if recipe.task == "classification":
+        return "% top-1"
+    return "% mIoU, multi-scale" if recipe.multi_scale else "% mIoU"
+
+
+def _again() -> str:
+    from .session import command_line
+
+    command = command_line()
+    return command if "--resume" in command.split() else f"{command} --resume"

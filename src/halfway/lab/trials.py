@@ -1,0 +1,97 @@
+"""The runs of a comparison: every method at every ratio, setting and seed, and nothing twice.
+
+A method that does not look at a setting is not run again for its other values: full data are the same at every ratio,
+and random pruning at every cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .recipe import FULL, Recipe
+
+# Settings that only some methods look at: by the beginning of their key.
+_OF_PRUNING = ("prune_ratio", "window")
+_OF_DENSITY = ("density.", "cut")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only. ratio: None for full data. settings: what `--over` changed."""
+
+    method: str
+    ratio: float | None
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return ", ".join([self.method, *([] if self.ratio is None else [f"p = {self.ratio:g}"]), *self._changes()])
+
+    @property
+    def folder(self) -> str:
+        """The beginning of its runs' folder names."""
+        parts = [self.method, *([] if self.ratio is None else [f"{self.ratio:g}"]), *self._changes()]
+        return "-".join(part.replace("/", "_").replace(" ", "") for part in parts)
+
+    def _changes(self) -> list[str]:
+        return [f"{key}={value}" for key, value in self.settings]
+
+    @property
+    def rival_full(self) -> Group:
+        """Full data, at the same settings as far as they matter there."""
+        return group_of(FULL, None, dict(self.settings))
+
+    def rival(self, method: str) -> Group:
+        """Another method at the same ratio and settings, as far as they matter there."""
+        return group_of(method, self.ratio, dict(self.settings))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a comparison."""
+
+    group: Group
+    seed: int
+    recipe: Recipe
+
+    @property
+    def folder(self) -> str:
+        return f"{self.group.folder}-s{self.seed}"
+
+
+def group_of(method: str, ratio: float | None, settings: dict[str, Any]) -> Group:
+    """The group, without the settings that the method does not look at."""
+    kept = tuple((key, value) for key, value in sorted(settings.items()) if _matters(key, method))
+    return Group(method, None if method == FULL else ratio, kept)
+
+
+def plan(
+    recipe: Recipe,
+    methods: Sequence[str],
+    ratios: Sequence[float],
+    seeds: Sequence[int],
+    over: Mapping[str, Sequence[Any]],
+) -> list[Trial]:
+    """All trials, each once; all methods of a seed side by side, so that what is done first can be compared."""
+    trials: dict[tuple[Group, int], Trial] = {}
+    changes = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+    for settings, ratio, seed, method in itertools.product(changes, ratios, seeds, methods):
+        group = group_of(method, ratio, settings)
+        if (group, seed) not in trials:
+            chosen: dict[str, Any] = {"method": method, "seed": seed, **dict(group.settings)}
+            if group.ratio is not None:
+                chosen["prune_ratio"] = group.ratio
+            trials[group, seed] = Trial(group, seed, recipe.with_settings(chosen))
+    return list(trials.values())
+
+
+def _matters(key: str, method: str) -> bool:
+    if key.startswith(_OF_PRUNING):
+        return method != FULL
+    if key.startswith(_OF_DENSITY):
+        return method in ("pfb", "density")
+    return True
