@@ -296,12 +296,17 @@ class Training:
             self.folder.truncate_metrics(0 if state is None else state["metrics_length"])
         if state is None:
             return None
-        if state["version"] != _VERSION:
-            raise ValueError(f"the checkpoint has version {state['version']}, this halfway reads {_VERSION}")
         if len(state["random"]) != self.ranks:
             raise ValueError(
                 f"the run was trained by {len(state['random'])} processes, resume it with as many (now {self.ranks})"
             )
+        self.restore(state)
+        return state["random"][self.rank]
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint of the same recipe; random generators are left alone."""
+        if state["version"] != _VERSION:
+            raise ValueError(f"the checkpoint has version {state['version']}, this halfway reads {_VERSION}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.policy.load_state_dict(state["policy"])
@@ -311,7 +316,6 @@ class Training:
         self.retention.load_state_dict(state["retention"])
         self._round = _Round(**{**state["round"], "loss": state["round"]["loss"].to(self.device)})
         self.step = state["step"]
-        return state["random"][self.rank]
 
 
 def _random(device: torch.device) -> dict[str, Tensor]:
