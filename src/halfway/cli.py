@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("demo", "layers", "bench", "train", "compare")
+_COMMANDS = ("demo", "layers", "bench", "train", "compare", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -243,7 +243,12 @@ def _read(name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no settings; a recipe looks like those in {FOLDER.name}/")
     parent = content.pop("extends", None)
-    return merged(_read(parent), content) if parent else content
+    if parent is None:
+        return content
+    inherited = _read(parent)
+    if "paper" in content:  # its numbers belong together
+        inherited.pop("paper", None)
+    return merged(inherited, content)
 
 
 def _make(kind: Any, content: Mapping[str, Any], section: str) -> Any:
