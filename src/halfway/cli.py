@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("demo", "layers", "bench", "train", "compare", "recipes")
+_COMMANDS = ("demo", "layers", "bench", "train", "compare", "recipes", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -94,7 +94,7 @@ def _phases_line(result: dict[str, Any]) -> str:
 def render(folder: Path) -> str:
     """All results of a folder as a Markdown page."""
     found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    results = [result for name, result in found.items() if name not in ("selection", "ranks")]
+    results = [result for name, result in found.items() if name not in ("selection", "ranks", "loop")]
     results.sort(key=lambda r: r["title"])
     page = [_HEAD]
     page += ["## FLOPs", "", *_flops_table(results), ""]
@@ -105,6 +105,8 @@ def render(folder: Path) -> str:
         page += ["## The selection itself", "", _selection_text(found["selection"]), ""]
     if "ranks" in found:
         page += ["## The sum over ranks", "", _ranks_text(found["ranks"]), ""]
+    if "loop" in found:
+        page += ["## The loop of `halfway train`", "", _loop_text(found["loop"]), ""]
     page += ["## Where the numbers come from", "", *sorted({_provenance(r) for r in results}), ""]
     return "\n".join(page)
 
@@ -208,6 +210,17 @@ def _ranks_text(r: dict[str, Any]) -> str:
         f"{took['median']:.2f} ms (quartiles {took['q1']:.2f}-{took['q3']:.2f}, {r['rounds']} rounds), "
         f"{r['relative']:.2%} of a DDP step of ResNet-50 with halfway ({r['step_seconds']:.2f} s, 32 samples of 96 px "
         f"each). {r['date']}, torch {r['versions']['torch']}; `{r['command']}`"
+    )
+
+
+def _loop_text(r: dict[str, Any]) -> str:
+    ours, waited = r["ours_over_hand"], r["waiting_for_data"]
+    return (
+        f"An epoch of `halfway train {r['recipe']}` at ratio 0 takes {ours['median']:.3f} of the time of the same loop "
+        f"written by hand (quartiles {ours['q1']:.3f}-{ours['q3']:.3f}, {r['rounds']} epochs of each in turn), with "
+        f"progress bar, metrics, TensorBoard and checkpoint, without evaluation; {waited['median']:.1%} of it is "
+        f"waiting for data, augmentation included (quartiles {waited['q1']:.1%}-{waited['q3']:.1%}). {r['date']}, "
+        f"torch {r['versions']['torch']}, {r['threads']} threads; `{r['command']}`"
     )
 
 

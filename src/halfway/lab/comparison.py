@@ -12,6 +12,7 @@ end, in rounds of one pruned step of each method on the same batch, and only the
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ WARM_UP = 3
 
 def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> bool:
     """Train what is not finished yet. Returns False after Ctrl-C."""
-    todo = [t for t in trials if not _finished(folder / t.folder)]
-    for trial in todo:
+    for trial in trials:  # what is done must be of the same recipe, too
         RunFolder(folder / trial.folder).check(trial.recipe, resume=True)
+    todo = [t for t in trials if not _finished(folder / t.folder)]
     if len(todo) < len(trials):
         print(f"{len(trials) - len(todo)} of {len(trials)} runs are done already", flush=True)
     load = _Loader(device)
@@ -93,8 +94,6 @@ def timing(
     groups: Sequence[Group], recipes: dict[Group, Recipe], folder: Path, device: torch.device, rounds: int
 ) -> Any:
     """The timing in the folder, measured anew if it does not cover all groups."""
-    import json
-
     path = folder / "timing.json"
     known = json.loads(path.read_text()) if path.exists() else {"steps": {}}
     if rounds and any(group.label not in known["steps"] for group in groups):

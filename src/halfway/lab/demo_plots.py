@@ -1,65 +1,16 @@
-"""The demo's figures, each as an SVG for a light and for a dark page."""
+"""The demo's figures: functions that draw them, see `page.render`."""
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from .demo import METHODS, Digits, Record, Settings
 from .demo_summary import NAMES, Summary
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Colours that are legible on one background."""
-
-    text: str
-    faint: str
-    on_bars: str
-    methods: dict[str, str]
-
-
-LIGHT = Theme("#3d3d3a", "#e4e2dc", "#ffffff", {"full": "#8a8a84", "random": "#d9822b", "pfb": "#2b6cb0"})
-DARK = Theme("#d6d4cc", "#3b3b38", "#1c1c1a", {"full": "#9a9a94", "random": "#eda14d", "pfb": "#6cb0f5"})
-Draw = Callable[[Any, Theme], None]
-
-
-def render(draw: Draw, height: float = 3.5) -> tuple[str, str]:
-    """The figure that `draw(axes, theme)` makes, as two data URIs: light and dark."""
-    return _svg(draw, LIGHT, height), _svg(draw, DARK, height)
-
-
-def _svg(draw: Draw, theme: Theme, height: float) -> str:
-    style: Any = {
-        "font.size": 10.5,
-        "text.color": theme.text,
-        "axes.labelcolor": theme.text,
-        "axes.edgecolor": theme.faint,
-        "xtick.color": theme.text,
-        "ytick.color": theme.text,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.spines.left": False,
-        "axes.axisbelow": True,
-        "legend.frameon": False,
-        "svg.hashsalt": "halfway",
-    }
-    out = io.BytesIO()
-    with rc_context(style):
-        figure = Figure(figsize=(5.6, height), layout="constrained")
-        draw(figure.add_subplot(), theme)
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
+from .page import Draw, Theme, rate_edges
 
 
 def accuracy_by_epoch(records: Sequence[Record], summary: Summary) -> Draw:
@@ -92,7 +43,7 @@ def _curves(
     """A thin line per seed, a thick one for their mean, a dot where the training ends."""
     ceiling = 1 - 0.5 / summary.test_images
     for method in METHODS:
-        runs, color = [r for r in records if r.method == method], theme.methods[method]
+        runs, color = [r for r in records if r.method == method], theme.known[method]
         for run in runs:
             axes.plot(across(run), [_stretch(a, ceiling) for a in run.accuracy], color=color, lw=0.8, alpha=0.4)
         x, y = _mean_over(runs, across), _mean_over(runs, lambda r: r.accuracy)
@@ -122,9 +73,9 @@ def retention_by_class(summary: Summary, digits: Digits) -> Draw:
 
     def draw(axes: Any, theme: Theme) -> None:
         rates = class_rates(summary.retention["pfb"], digits.train_labels)
-        axes.bar(list(rates), [100 * r for r in rates.values()], color=theme.methods["pfb"], width=0.72)
+        axes.bar(list(rates), [100 * r for r in rates.values()], color=theme.known["pfb"], width=0.72)
         random = float(summary.retention["random"].mean())
-        axes.axhline(100 * random, color=theme.methods["random"], lw=2, label="random, any class")
+        axes.axhline(100 * random, color=theme.known["random"], lw=2, label="random, any class")
         for digit, rate in rates.items():
             axes.annotate(
                 f"{100 * rate:.0f}", (digit, 0), (0, 5), textcoords="offset points", ha="center", color=theme.on_bars
@@ -144,11 +95,10 @@ def class_rates(rates: Tensor, labels: Tensor) -> dict[int, float]:
 
 
 def rate_bins(settings: Settings, at_most: int = 25) -> list[float]:
-    """Edges in percent, with equally many possible rates in each bin: otherwise some bins would tower over others."""
+    """Edges of the histogram of retention rates, in percent."""
     schedule = settings.schedule
     offers = settings.seeds * round(schedule.share(settings.epochs) * settings.epochs)
-    width = -(-(offers + 1) // at_most)
-    return [100 * (k - 0.5) / offers for k in range(0, offers + 1 + width, width)]
+    return rate_edges(offers, at_most)
 
 
 def retention_histogram(summary: Summary) -> Draw:
@@ -158,7 +108,7 @@ def retention_histogram(summary: Summary) -> Draw:
         edges = rate_bins(summary.settings)
         for method in ("random", "pfb"):
             percent = (100 * summary.retention[method]).tolist()
-            color = theme.methods[method]
+            color = theme.known[method]
             axes.hist(percent, edges, color=color, alpha=0.25, lw=0)
             axes.hist(percent, edges, color=color, histtype="step", lw=2, label=NAMES[method])
         axes.set_xlabel("pruned batches in which an image was retained, %")

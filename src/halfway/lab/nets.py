@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +107,13 @@ def build(
         size: of the images, for models that must know it.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed every other device
         if name in NETS:
             _check_options(name, options)
             model = NETS[name](classes, **options)
         elif ":" in name:
+            if options:
+                raise ValueError(f"{name} is called without arguments; it cannot take model.options={options}")
             model = models.build(name)
         else:
             model = models.build(name, size, num_classes=classes, **options)
@@ -127,7 +129,12 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """
     if not path.is_file():
         raise FileNotFoundError(f"model.weights={str(path)!r} is not a file; give a state dict saved by torch.save")
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path.name} is not a state dict saved by torch.save ({type(error).__name__})") from error
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path.name} holds a {type(state).__name__}, not a state dict")
     backbone = getattr(model, "backbone", None)
     target = backbone if backbone is not None and not any(k.startswith("backbone.") for k in state) else model
     own = target.state_dict()

@@ -30,7 +30,8 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
 def make_policy(settings: LearningRate, optimizer: Optimizer, peak: float, steps: int, warmup: int) -> LRScheduler:
     """The learning rate of each of `steps` training steps, `warmup` of which are its rise."""
     if settings.name == "onecycle":
-        share = 0.3 if settings.warmup is None else min(max(warmup / steps, 1 / steps), 1.0)
+        # PyTorch divides by the lengths of both parts less one: neither may have exactly one step.
+        share = 0.3 if settings.warmup is None else min(max(warmup, 1.5), steps - 0.5) / steps
         return OneCycleLR(optimizer, peak, total_steps=steps, pct_start=share)
     fall = poly if settings.name == "poly" else cosine
     return LambdaLR(optimizer, fall(settings, peak, steps, warmup))
@@ -52,10 +53,13 @@ def cosine(settings: LearningRate, peak: float, steps: int, warmup: int) -> Call
 
 
 def poly(settings: LearningRate, peak: float, steps: int, warmup: int) -> Callable[[int], float]:
-    """(1 - t) ** power down to `final`; as factors of the peak."""
+    """A linear rise, then (1 - t) ** power down to `final`; as factors of the peak."""
     floor = settings.final / peak
 
     def factor(step: int) -> float:
-        return floor + (1 - floor) * (1 - min(1.0, step / steps)) ** settings.power
+        if step < warmup:
+            return (step + 1) / warmup
+        done = (step - warmup) / max(1, steps - warmup)
+        return floor + (1 - floor) * (1 - min(1.0, done)) ** settings.power
 
     return factor

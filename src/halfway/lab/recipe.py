@@ -7,6 +7,7 @@ sections: `optimizer.lr=0.05`, `density.noise=0.1`, `cut=layer2`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -144,11 +145,11 @@ class Recipe:
         """The same in another length: window and warm-up keep their share of it."""
         factor = length / self.length
         start, stop = self.window
-        # At least one epoch of the rise and one before the window, if there was any: zero would be another recipe.
-        window = (
-            _scaled(start, factor),
-            None if stop is None else max(_scaled(start, factor) + 1, round(stop * factor)),
-        )
+        # At least one epoch before the window, if there was any, and one within: zero would be another recipe.
+        first = _scaled(start, factor)
+        if start < self.length:
+            first = min(first, length - 1)
+        window = (first, None if stop is None else max(first + 1, round(stop * factor)))
         warmup = self.learning_rate.warmup
         rate = dataclasses.replace(self.learning_rate, warmup=None if warmup is None else warmup * factor)
         return dataclasses.replace(self, length=length, window=window, learning_rate=rate)
@@ -199,10 +200,13 @@ def parse_value(text: str) -> Any:
     """A value as YAML understands it, and 1e-3, which YAML takes for a word."""
     import yaml
 
+    if "e" in text.lower():
+        with contextlib.suppress(ValueError):
+            return float(text)
     try:
-        return float(text) if "e" in text.lower() else yaml.safe_load(text)
-    except ValueError:
         return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"{text!r} is not a value; lists are written [1, 2], and odd text in quotes") from None
 
 
 def dump(recipe: Recipe) -> str:
@@ -228,13 +232,13 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return out
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str, beside: Path = Path()) -> dict[str, Any]:
     import yaml
 
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    path = beside / name if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         if path.parent != FOLDER:
-            raise FileNotFoundError(f"no recipe file {name!r}")
+            raise FileNotFoundError(f"no recipe file {str(path)!r}")
         raise ValueError(f"no recipe {name!r}{_closest(name, names())} (or give a path to a .yaml file)")
     try:
         content = yaml.safe_load(path.read_text())
@@ -245,7 +249,7 @@ def _read(name: str) -> dict[str, Any]:
     parent = content.pop("extends", None)
     if parent is None:
         return content
-    inherited = _read(parent)
+    inherited = _read(parent, beside=path.parent)
     if "paper" in content:  # its numbers belong together
         inherited.pop("paper", None)
     return merged(inherited, content)

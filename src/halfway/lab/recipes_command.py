@@ -60,7 +60,7 @@ COLUMNS = ("recipe", "cut", "p", "F/T", "step", "run", "saved", "paper: saved", 
 def cost_rows(recipe: Recipe) -> list[tuple[str, ...]]:
     """A row for each of the paper's ratios, or one for the recipe's own."""
     paper = recipe.paper
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for ratio in sorted(paper.pfb) if paper is not None else [recipe.prune_ratio]:
         cost = predicted_cost(recipe, ratio)
         saved = score = ""

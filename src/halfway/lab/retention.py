@@ -38,7 +38,7 @@ class Retention:
         """Sum over ranks and classes."""
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(self._round)
-        offered, retained = self._round.cpu()
+        offered, retained = self._round.to("cpu", copy=True)
         self._round.zero_()
         self.offered += offered
         self.retained += retained

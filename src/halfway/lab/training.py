@@ -151,11 +151,11 @@ class Training:
             folder = self.folder if self.rank == 0 else None
             with Logs(folder, self.step) as logs, Bar(self.steps, self.name, "step", self.show, done=self.step) as bar:
                 while self.step < self.steps:
-                    if not self._epoch(logs, bar, stop):
+                    if not self.train_epoch(logs, bar, stop):
                         return False
         return True
 
-    def _epoch(self, logs: Logs, bar: Bar, stop: Callable[[], bool]) -> bool:
+    def train_epoch(self, logs: Logs, bar: Bar, stop: Callable[[], bool] = lambda: False) -> bool:
         """The rest of the current epoch; False if it was stopped."""
         epoch, first = divmod(self.step, self.order.per_epoch)
         if self.blocker is not None:
@@ -184,11 +184,11 @@ class Training:
         """One step; returns the loss, detached, on the device."""
         if self.recipe.channels_last:
             x = x.to(memory_format=torch.channels_last)
-        if self.blocker is not None:
-            x, y = self.blocker(x, y, ids=ids)
-            if self.blocker.last is not None:
-                self.retention.note(ids, self.blocker.last.indices)
         with tasks.autocast(self.recipe, self.device):
+            if self.blocker is not None:
+                x, y = self.blocker(x, y, ids=ids)
+                if self.blocker.last is not None:
+                    self.retention.note(ids, self.blocker.last.indices)
             loss = self.task.loss(self.wrapped(x), y)
         self.scaler.scale(loss).backward()
         if self.recipe.clip_norm is not None:

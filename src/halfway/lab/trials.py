@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .recipe import FULL, Recipe
+from ..selectors import SELECTORS
+from .recipe import ALIASES, FULL, Recipe
 
-# Settings that only some methods look at: by the beginning of their key.
-_OF_PRUNING = ("prune_ratio", "window")
-_OF_DENSITY = ("density.", "cut")
+# What a comparison is made of has options of its own.
+_OF_PLAN = {"method": "--methods", "prune_ratio": "--ratios", "seed": "--seeds"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,9 @@ def plan(
     over: Mapping[str, Sequence[Any]],
 ) -> list[Trial]:
     """All trials, each once; all methods of a seed side by side, so that what is done first can be compared."""
+    for key, option in _OF_PLAN.items():
+        if key in over:
+            raise ValueError(f"{key} is not swept by --over, but by {option}")
     trials: dict[tuple[Group, int], Trial] = {}
     changes = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     for settings, ratio, seed, method in itertools.product(changes, ratios, seeds, methods):
@@ -90,8 +93,10 @@ def plan(
 
 
 def _matters(key: str, method: str) -> bool:
-    if key.startswith(_OF_PRUNING):
-        return method != FULL
-    if key.startswith(_OF_DENSITY):
-        return method in ("pfb", "density")
-    return True
+    """Whether a method looks at a setting."""
+    if method == FULL:
+        return not key.startswith(("window", "cut", "density."))
+    name = ALIASES.get(method, method)
+    if key == "cut":
+        return name not in SELECTORS or SELECTORS[name].needs != "nothing"
+    return name == "density" or not key.startswith("density.")

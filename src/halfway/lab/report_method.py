@@ -1,0 +1,141 @@
+"""The report's last section: commands, settings, machine. What one needs to judge the numbers, and to repeat them."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+from . import recipe as recipes
+from .recipe import Recipe
+from .report_runs import Runs, flat_settings
+from .run_result import RunResult
+
+_GIVEN_OTHERWISE = {"name", "title", "root", "paper", "seed", "method", "prune_ratio", "data.workers"}
+
+
+def how_it_was_measured(runs: Runs) -> str:
+    """The section, as HTML."""
+    commands = list(dict.fromkeys(s["command"] for run in runs.finished for s in run.sessions))
+    example = runs.example
+    facts = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in _facts(runs, example))
+    return f"""<h2>How it was measured</h2>
+<p>At each seed all methods start from the same weights and see the same batches with the same augmentation, so that
+they differ in what they prune and in nothing else. The score is that of the last {example.recipe.unit}: nothing is
+picked.</p>
+<dl class="facts">{facts}</dl>
+<p>The commands:</p>{_commands(commands)}
+<p>One of the runs again ({html.escape(example.path.name)}):</p>{_commands([repeat_command(example)])}"""
+
+
+def repeat_command(run: RunResult) -> str:
+    """`halfway train` with everything that differs from the shipped recipe."""
+    r = run.recipe
+    where = [] if r.root == "data" else ["--data", "DIR" if PurePath(r.root).is_absolute() else r.root]
+    pruned = ["--prune-ratio", f"{r.prune_ratio:g}"] if run.recipe.selector_name is not None else []
+    options = [*where, "--method", run.method, *pruned, "--seed", str(r.seed)]
+    if r.name not in recipes.names():
+        return shlex.join(["halfway", "train", f"{run.path.name}/config.yaml", *where])
+    return shlex.join(["halfway", "train", r.name, *_changes(r), *options])
+
+
+def _changes(recipe: Recipe) -> list[str]:
+    """key=value of all that is not as shipped."""
+    shipped, now = flat_settings(recipes.load(recipe.name)), flat_settings(recipe)
+    changed = [key for key in now if key not in _GIVEN_OTHERWISE and now[key] != shipped.get(key)]
+    return [f"{key}={_yaml(now[key])}" for key in changed]
+
+
+def _yaml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _facts(runs: Runs, example: RunResult) -> list[tuple[str, str]]:
+    r, finished = example.recipe, runs.finished
+    session = example.sessions[-1]
+    start, stop = r.window
+    rate = r.learning_rate
+    warmup = "" if rate.warmup is None else f", warm-up {rate.warmup:g} {r.unit}s"
+    options = _listed(r.optimizer.options)
+    return [
+        ("Data", f"{session['data']}; {r.data.size[0]} × {r.data.size[1]} px, augmentation {r.data.augment}"),
+        ("Model", r.model.name + (f" ({_listed(r.model.options)})" if r.model.options else "")),
+        ("Length", f"{r.length:,} {r.unit}s, {example.steps:,} steps of {r.batch_size} samples, {r.precision}"),
+        (
+            "Optimizer",
+            f"{r.optimizer.name}, learning rate {r.optimizer.lr:g}, {rate.name}{warmup}; {_decay(r)}{options}",
+        ),
+        ("Pruning", f"{r.unit}s {start + 1:,} to {r.length if stop is None else stop:,}; PFB at {r.cut}"),
+        ("Density", _listed({**r.density})),
+        *_varied(runs),
+        ("Runs", f"{len(finished)} finished, {_duration(sum(run.seconds for run in finished))} of training in all"),
+        ("Waiting for data", f"{_waited(finished):.1%} of the training time"),
+        ("Pruned steps", _replayed(finished)),
+        ("Machine", _machines(finished)),
+        (
+            "Versions",
+            _joined((f"{k} {v}" for run in finished for s in run.sessions for k, v in s["versions"].items()), ", "),
+        ),
+        ("Date", _joined(sorted({s["date"] for run in finished for s in run.sessions}), ", ")),
+    ]
+
+
+def _varied(runs: Runs) -> list[tuple[str, str]]:
+    keys = list(dict.fromkeys(key for group in runs.groups for key, _ in group.settings))
+    if not keys:
+        return []
+    values = {k: dict.fromkeys(str(v) for g in runs.groups for key, v in g.settings if key == k) for k in keys}
+    return [("Varied", "; ".join(f"{key} = {', '.join(found)}" for key, found in values.items()))]
+
+
+def _replayed(runs: Sequence[RunResult]) -> str:
+    """What reuse of the probe came to."""
+    last = [run.metrics[-1] for run in runs]
+    pruned, replayed, recomputed = (
+        int(sum(m.get(key, 0) for m in last)) for key in ("pruned_steps", "replayed", "recomputed")
+    )
+    if not replayed + recomputed:
+        return f"{pruned:,}, none of which had a probe"
+    return (
+        f"{pruned:,}; of those with a probe {replayed:,} reused what it had computed and {recomputed:,} "
+        "computed it once more"
+    )
+
+
+def _machines(runs: Sequence[RunResult]) -> str:
+    return _joined(
+        f"{s['machine']['cpu']}, {s['machine']['cores']} cores, {s['threads']} thread(s) per run"
+        + ("" if s["machine"]["device"] == "cpu" else f", {s['machine']['device']}")
+        for run in runs
+        for s in run.sessions
+    )
+
+
+def _waited(runs: Sequence[RunResult]) -> float:
+    return sum(run.waited * run.seconds for run in runs) / sum(run.seconds for run in runs)
+
+
+def _decay(recipe: Recipe) -> str:
+    more = ", " if recipe.optimizer.options else ""
+    return f"weight decay {recipe.optimizer.weight_decay:g}{more}"
+
+
+def _listed(values: dict[str, object]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+def _joined(parts: Iterable[str], between: str = "; ") -> str:
+    """Each once."""
+    return between.join(dict.fromkeys(parts))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _commands(commands: Sequence[str]) -> str:
+    return "".join(f'<code class="command">{html.escape(command)}</code>' for command in commands)

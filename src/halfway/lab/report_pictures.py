@@ -1,0 +1,77 @@
+"""The training set to look at: small pictures, inside the page."""
+
+from __future__ import annotations
+
+import html
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import data as data_sets
+from . import page
+from .data import Data
+from .recipe import Recipe
+
+SIDE = 64  # px, the longer one
+FEW = 32  # px: better seen than smoothed away, and smaller as PNG than the header of a JPEG
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The training set to look at, or why there is none. data: None if it cannot be read."""
+
+    data: Data | None
+    reason: str = ""
+
+    def image(self, id: int, alt: str) -> str:
+        """An `<img>` of one sample."""
+        assert self.data is not None
+        pixels = _small(self.data.train.picture(id))
+        height, width = pixels.shape[:2]
+        source = page.png(pixels) if max(height, width) <= FEW else page.jpeg(pixels)
+        return f'<img src="{source}" width="{width}" height="{height}" alt="{html.escape(alt)}">'
+
+    @property
+    def kind(self) -> str:
+        """CSS classes for a list of them."""
+        assert self.data is not None
+        return "small-pixels" if max(self.data.train.picture(0).shape[:2]) <= FEW else ""
+
+
+def load_pictures(recipe: Recipe, root: str | None, samples: int | None) -> Pictures:
+    """The data set of the runs. samples: how many training samples they saw."""
+    advice = "halfway report ... --data DIR, with the folder of the data set, adds them."
+    try:
+        found = data_sets.load(recipe.data, root or recipe.root)
+    except (OSError, ValueError) as error:
+        # The page must not tell where things lie on this machine; whoever runs the command may know.
+        print(f"no pictures and no centroids: {error}", file=sys.stderr)
+        return Pictures(None, f"The data set was not found when this page was written. {advice}")
+    if samples is not None and len(found.train) != samples:
+        print(f"no pictures and no centroids: {found.description}; the runs saw {samples:,}", file=sys.stderr)
+        return Pictures(
+            None,
+            f"The data set found when this page was written has {len(found.train):,} training samples, but the runs "
+            f"saw {samples:,}. {advice}",
+        )
+    return Pictures(found)
+
+
+def class_names(recipe: Recipe, pictures: Pictures, count: int) -> list[str]:
+    """Of the data set; numbers where only the data would tell."""
+    if pictures.data is not None:
+        return pictures.data.classes
+    known = data_sets.SETS[recipe.data.name].names
+    return known if known is not None and len(known) == count else [f"class {i}" for i in range(count)]
+
+
+def _small(pixels: Tensor) -> Tensor:
+    """(H, W, 3) with a longer side of `SIDE` px at most."""
+    import numpy as np
+    from PIL import Image
+
+    picture = Image.fromarray(pixels.numpy())
+    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return torch.from_numpy(np.array(picture))

@@ -1,0 +1,137 @@
+"""The report's section on who pays for the pruning: retention by class, over time, and by sample."""
+
+from __future__ import annotations
+
+import html
+
+from torch import Tensor
+
+from . import page, report_counts, report_plots
+from .progress import Bar
+from .report_counts import Counts
+from .report_pictures import Pictures, class_names
+from .report_runs import PFB, Runs
+from .report_words import at, name
+from .trials import Group
+
+
+def read_counts(runs: Runs) -> dict[Group, Counts]:
+    """Of the groups that the section shows: PFB and random pruning at all ratios, other methods at the ratio of the
+    galleries, all at the settings of the galleries; over the same seeds, as far as they have them."""
+    main = runs.main
+    if main is None:
+        return {}
+    shown = [
+        group
+        for group in runs.groups
+        if group.ratio is not None
+        and group.settings == main.rival(group.method).settings
+        and (group.method in (*PFB, "random") or group.ratio == main.ratio)
+    ]
+    found = {}
+    with Bar(len(shown), "reading checkpoints", "group", leave=False) as bar:
+        for group in shown:
+            seeds = runs.groups[group]
+            same = [seed for seed in runs.main_seeds if seed in seeds] or list(seeds)
+            counts = report_counts.read(seeds[seed].path for seed in same)
+            bar.update()
+            if counts is not None:
+                found[group] = counts
+    return found
+
+
+def section(runs: Runs, counts: dict[Group, Counts], pictures: Pictures) -> str:
+    """The section, as HTML; empty if PFB pruned nothing."""
+    main = runs.main
+    if main is None or main not in counts:
+        return ""
+    return (
+        "<h2>Who pays for the pruning</h2>"
+        f'<p class="soft">{html.escape(chosen(runs, main))} Pruning at random retains every class and every sample '
+        "alike, up to chance.</p>" + page.pair(*_by_class(runs, counts, main, pictures), *_by_sample(counts, main))
+    )
+
+
+def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pictures) -> list[str]:
+    mine = counts[main]
+    if not mine.class_offered.numel():
+        return [
+            '<div class="card"><h3>Retention per class</h3><p>Not known: only reading all masks from disk would tell '
+            "which classes a sample has. With data.memory=true it is counted.</p></div>"
+        ]
+    names = class_names(runs.first.recipe, pictures, mine.class_offered.shape[1])
+    rates, height = mine.class_rates, report_plots.class_height(mine)
+    classes = report_plots.shown_classes(rates)
+    text = ", ".join(f"{names[c]} {page.percent(rates[c])}" for c in classes if c is not None)
+    end = report_plots.SHOWN_OF_MANY
+    part = f" The {end} least and the {end} most retained of {len(names)} classes." if None in classes else ""
+    recipe = runs.first.recipe
+    return [
+        page.figure(
+            "Retention per class",
+            report_plots.retention_by_class(counts, main, names),
+            f"Dot plot of the share of each class that was retained by {main.label}: {text}.",
+            f"Large dots: {report_plots.short(main)}. PFB does not look at labels, so classes that look alike at the "
+            f"cut can be thinned more than others.{part}",
+            height,
+        ),
+        page.figure(
+            f"Retention per class over time, {report_plots.short(main)}",
+            report_plots.retention_over_time(mine, names, recipe.unit, recipe.log_every),
+            f"Heat map of the share of each class retained by {main.label}, over {recipe.unit}s.",
+            f"Colour: more or less than the mean of {page.percent(mine.share)}.{part}",
+            height,
+        ),
+    ]
+
+
+def _by_sample(counts: dict[Group, Counts], main: Group) -> list[str]:
+    random = main.rival("random")
+    both = {group: counts[group] for group in (random, main) if group in counts}
+    spread = ", ".join(f"{name(g.method)} {page.percent(_spread(c), 1)}" for g, c in both.items())
+    return [
+        page.figure(
+            f"Retention per sample, p = {main.ratio:g}",
+            report_plots.retention_histogram(both),
+            f"Histogram of the share of pruned batches in which a sample was retained. Standard deviation: {spread}.",
+            "The wider the curve, the more the same samples are pruned again and again.",
+        ),
+        f'<div class="card"><h3>In numbers, p = {main.ratio:g}</h3>{_numbers(both)}</div>',
+    ]
+
+
+def _numbers(counts: dict[Group, Counts]) -> str:
+    """How unevenly the pruning falls, a column per method."""
+    lines: list[tuple[str, list[str]]] = [
+        ("samples offered", [f"{int((c.offered > 0).sum()):,}" for c in counts.values()]),
+        ("times each, median", [f"{c.offers:,}" for c in counts.values()]),
+        ("retained, mean", [page.percent(c.share, 1) for c in counts.values()]),
+        ("standard deviation", [page.percent(_spread(c), 1) for c in counts.values()]),
+        ("always retained", [_how_many(c, c.retained == c.offered) for c in counts.values()]),
+        ("never retained", [_how_many(c, c.retained == 0) for c in counts.values()]),
+    ]
+    if all(c.class_offered.numel() for c in counts.values()):
+        lines.append(("least retained class", [page.percent(_finite(c.class_rates).min(), 1) for c in counts.values()]))
+        lines.append(("most retained class", [page.percent(_finite(c.class_rates).max(), 1) for c in counts.values()]))
+    head = "".join(f"<th>{page.key(g.method)}{html.escape(name(g.method))}</th>" for g in counts)
+    body = "".join(f"<tr><th>{what}</th>{''.join(f'<td>{v}</td>' for v in values)}</tr>" for what, values in lines)
+    return f'<table class="numbers"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _spread(counts: Counts) -> Tensor:
+    return counts.rates[counts.offered > 0].std(correction=0)
+
+
+def _how_many(counts: Counts, which: Tensor) -> str:
+    return page.percent((which & (counts.offered > 0)).sum() / (counts.offered > 0).sum(), 1)
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values[values.isfinite()]
+
+
+def chosen(runs: Runs, main: Group) -> str:
+    """Which group is looked into, and why."""
+    several = sum(group.method in PFB for group in runs.groups) > 1
+    why = ", the ratio nearest to 0.5" if several else ""
+    return f"{name(main.method)}{at(main)}{why}; counts are summed over n = {len(runs.main_seeds)} seed(s)."

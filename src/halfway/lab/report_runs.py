@@ -1,0 +1,204 @@
+"""Which runs a report is about: found in folders, grouped by what they differ in, and put in order."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..selectors import SELECTORS
+from . import recipe as recipes
+from .recipe import FULL, Recipe
+from .run_result import RunResult
+from .trials import Group, group_of
+
+Groups = dict[Group, dict[int, RunResult]]
+
+# The paper's method, by its two names.
+PFB = ("pfb", "density")
+# Settings that are not what a group is told apart by: names, places, and what a group has on its own.
+_IGNORED = {"name", "title", "root", "paper", "seed", "method", "prune_ratio", "data.workers"}
+_FIRST = (FULL, "random", *PFB)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a report is made from.
+
+    groups: the finished runs by group and seed, in the order of the table.
+    unfinished: the others.
+    timing: wall time of steps as `comparison.timing` gives it, with the labels of `groups`.
+    """
+
+    groups: Groups
+    unfinished: list[RunResult]
+    timing: dict[str, Any]
+
+    @property
+    def finished(self) -> list[RunResult]:
+        return [run for runs in self.groups.values() for run in runs.values()]
+
+    @property
+    def first(self) -> RunResult:
+        """Any run: what all of them share can be read there."""
+        return self.finished[0]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(group.method for group in self.groups))
+
+    @cached_property
+    def main(self) -> Group | None:
+        """The PFB group that galleries look into: at the ratio nearest to one half, with settings as shipped if there
+        are several; None if there is no PFB run."""
+        found = [group for group in self.groups if group.method in PFB]
+        name = self.first.recipe.name
+        shipped = flat_settings(recipes.load(name)) if name in recipes.names() else {}
+
+        def far(group: Group) -> tuple[float, int]:
+            changed = sum(shipped.get(key) != value for key, value in group.settings)
+            return round(abs((group.ratio or 0) - 0.5), 6), changed
+
+        return min(found, key=far, default=None)
+
+    @property
+    def main_seeds(self) -> list[int]:
+        """Its seeds; only those that random pruning has as well, if there are any: what is summed over more seeds
+        looks more even."""
+        if self.main is None:
+            return []
+        mine, random = self.groups[self.main], self.groups.get(self.main.rival("random"), {})
+        return [seed for seed in mine if seed in random] or list(mine)
+
+    @property
+    def example(self) -> RunResult:
+        """The first seed of that group; any run if there is no PFB run."""
+        return self.first if self.main is None else next(iter(self.groups[self.main].values()))
+
+    @property
+    def sweep(self) -> str | None:
+        """The numeric setting that `--over` swept, if it is one and the only one."""
+        keys = {key for group in self.groups for key, _ in group.settings}
+        if len(keys) != 1:
+            return None
+        values = {value for group in self.groups for _, value in group.settings}
+        return keys.pop() if len(values) > 1 and all(_is_number(v) for v in values) else None
+
+
+def read(arguments: Sequence[str | Path]) -> Runs:
+    """The runs in run folders and in folders of run folders."""
+    paths = find(arguments)
+    results = [RunResult.read(path) for path in paths]
+    names = sorted({run.recipe.name for run in results})
+    if len(names) > 1:
+        raise ValueError(f"the runs are of different recipes ({', '.join(names)}); write a report for each")
+    if len({run.recipe.root == "synthetic" for run in results}) > 1:
+        raise ValueError("some of the runs saw synthetic pictures and others real data; write a report for each")
+    finished = [run for run in results if run.finished]
+    if not finished:
+        todo = "; ".join(f"{run.path.name}: {how_to_go_on(run)}" for run in results[:3])
+        raise ValueError(f"none of the {len(results)} run(s) is finished, so there is nothing to report yet. {todo}")
+    groups = group_runs(finished)
+    return Runs(groups, [run for run in results if not run.finished], _timing(arguments, groups))
+
+
+def find(arguments: Sequence[str | Path]) -> list[Path]:
+    """The run folders, each once."""
+    found: dict[Path, Path] = {}
+    for argument in map(Path, arguments):
+        if not argument.is_dir():
+            raise FileNotFoundError(f"{argument} is not a folder; name run folders, or a folder that holds some")
+        inside = [argument] if _is_run(argument) else sorted(path for path in argument.iterdir() if _is_run(path))
+        if not inside:
+            raise FileNotFoundError(
+                f"{argument} is neither a run folder (it has no config.yaml) nor does it hold any; "
+                "`halfway train` and `halfway compare` make them"
+            )
+        for path in inside:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def group_runs(results: Sequence[RunResult]) -> Groups:
+    """Runs that differ in their seed only, together; the groups in the order of the table.
+
+    A group is a method, its ratio, and every setting that is not the same in all runs and that the method looks at.
+    """
+    settings = [flat_settings(run.recipe) for run in results]
+    keys = sorted({key for each in settings for key in each} - _IGNORED)
+    varied = [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
+    groups: Groups = {}
+    for run, values in zip(results, settings, strict=True):
+        group = group_of(run.method, run.recipe.prune_ratio, {key: values.get(key) for key in varied})
+        seeds = groups.setdefault(group, {})
+        if run.recipe.seed in seeds:
+            raise ValueError(
+                f"{seeds[run.recipe.seed].path} and {run.path} are the same run ({group.label}, seed "
+                f"{run.recipe.seed}); leave one of them out"
+            )
+        seeds[run.recipe.seed] = run
+    return {group: dict(sorted(groups[group].items())) for group in sorted(groups, key=_place)}
+
+
+def flat_settings(recipe: Recipe) -> dict[str, Any]:
+    """All settings by dotted key; lists as text, and PFB's settings with their defaults."""
+    content = recipe.as_dict()
+    defaults = {k: p.default for k, p in inspect.signature(SELECTORS["density"]).parameters.items()}
+    content["density"] = {**defaults, **content["density"]}
+    return _flat(content, "")
+
+
+def how_to_go_on(run: RunResult) -> str:
+    """The command that finishes a run."""
+    folder = run.path.name
+    command = run.sessions[-1]["command"] if run.sessions else f"halfway train {folder}/config.yaml --out {folder}"
+    resumes = command.startswith("halfway compare") or "--resume" in command.split()
+    return command if resumes else f"{command} --resume"
+
+
+def _flat(content: dict[str, Any], prefix: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            out.update(_flat(value, f"{prefix}{key}."))
+        else:
+            out[prefix + key] = str(value) if isinstance(value, list) else value
+    return {key: value for key, value in out.items() if not key.startswith("paper.")}
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _place(group: Group) -> tuple[Any, ...]:
+    """Full data, random, PFB, then the others by name; by ratio; by setting, numbers in their order."""
+    method = _FIRST.index(group.method) if group.method in _FIRST else len(_FIRST)
+    settings = [(key, (0, value, "") if _is_number(value) else (1, 0, str(value))) for key, value in group.settings]
+    return method, group.method, group.ratio or 0.0, settings
+
+
+def _timing(arguments: Sequence[str | Path], groups: Groups) -> dict[str, Any]:
+    """The timing.json files of comparison folders, for the groups at hand."""
+    found: dict[str, Any] = {"steps": {}}
+    for argument in arguments:
+        path = Path(argument) / "timing.json"
+        if path.is_file():
+            timing = json.loads(path.read_text())
+            found = {**timing, **found, "steps": {**timing["steps"], **found["steps"]}}
+    by_name = {_plain_numbers(label): step for label, step in found["steps"].items()}
+    labels = [group.label for group in groups if _plain_numbers(group.label) in by_name]
+    return {**found, "steps": {label: by_name[_plain_numbers(label)] for label in labels}}
+
+
+def _plain_numbers(label: str) -> str:
+    """`lr=1` on the command line is 1.0 in the recipe."""
+    return re.sub(r"(\d)\.0\b", r"\1", label)
