@@ -436,6 +436,11 @@ def test_one_seed_carries_no_verdict() -> None:
     assert "bought nothing" not in text
 
 
+def test_another_ratio_with_one_seed_is_marked_as_such() -> None:
+    rows = rows_of(random_3=[95.0], random_5=LOW, pfb_3=[96.0], pfb_5=HIGH)
+    assert "The same at p = 0.3: +1.00 (one seed)." in report_words.reading(rows, Group("pfb", 0.5))
+
+
 def test_ratios_with_the_same_verdict_share_a_clause() -> None:
     slightly = [v - 1 for v in HIGH]
     rows = rows_of(random_3=HIGH, random_5=HIGH, random_7=LOW, pfb_3=slightly, pfb_5=LOW, pfb_7=HIGH)

@@ -106,7 +106,11 @@ def _others(rows: Sequence[Row], main: Group) -> str:
     others = [r for r in rows if r.group.method in PFB and r.group != main and r.minus_random is not None]
     if not 0 < len(others) <= 4:
         return ""
-    return f"The same{';'.join(f'{at(row.group)}: {difference_text(row.minus_random)}' for row in others)}."
+    parts = []
+    for row in others:
+        alone = " (one seed)" if row.minus_random is not None and row.minus_random.low is None else ""
+        parts.append(f"{at(row.group)}: {difference_text(row.minus_random)}{alone}")
+    return f"The same{';'.join(parts)}."
 
 
 def _cost(pfb: Row, random: Row | None) -> str:
