@@ -27,14 +27,7 @@ from halfway.lab import (
     data,
     page,
     report,
-    report_centroids,
     report_command,
-    report_counts,
-    report_gallery,
-    report_method,
-    report_plots,
-    report_runs,
-    report_words,
     session,
     summary,
     trials,
@@ -42,6 +35,13 @@ from halfway.lab import (
 from halfway.lab import recipe as recipes
 from halfway.lab.paired import difference, standard_error
 from halfway.lab.recipe import Recipe
+from halfway.lab.report import centroids as report_centroids
+from halfway.lab.report import counts as report_counts
+from halfway.lab.report import gallery as report_gallery
+from halfway.lab.report import method as report_method
+from halfway.lab.report import plots as report_plots
+from halfway.lab.report import runs as report_runs
+from halfway.lab.report import words as report_words
 from halfway.lab.run_folder import RunFolder
 from halfway.lab.run_result import RunResult
 from halfway.lab.trials import Group

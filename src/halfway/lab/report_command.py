@@ -52,13 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from . import report, report_runs
+    from . import report
     from .files import write_whole
 
     out = Path(arguments.out) if arguments.out else Path(arguments.runs[0]) / "report.html"
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, like {out / 'report.html'}")
-    runs = report_runs.read(arguments.runs)
+    runs = report.runs.read(arguments.runs)
     try:
         write_whole(out, report.write(runs, arguments.data, arguments.title))
     except OSError as error:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from . import page, report_plots, report_retention, report_runs, report_words, summary
-from .recipe import Recipe
-from .report_gallery import centroids, galleries
-from .report_method import how_it_was_measured
-from .report_pictures import load_pictures
-from .report_runs import Runs
+from .. import page, summary
+from ..recipe import Recipe
+from . import plots, words
+from .gallery import centroid_gallery, galleries
+from .method import how_it_was_measured
+from .pictures import load_pictures
+from .retention import read_counts
+from .retention import section as retention_section
+from .runs import Runs, how_to_go_on
 
 _STYLE = """
 h1 small { display:block; font:1rem/1.5 ui-sans-serif, system-ui, "Segoe UI", Roboto, Arial, sans-serif;
@@ -53,24 +56,24 @@ def write(runs: Runs, root: str | None, title: str | None) -> str:
     """The page. root: where the data lie; None: where they lay in training."""
     rows = summary.summarise(runs.groups, runs.timing["steps"])
     run = runs.first
-    counts = report_retention.read_counts(runs)
+    counts = read_counts(runs)
     pictures = load_pictures(runs.example.recipe, root, len(counts[runs.main].offered) if runs.main in counts else None)
-    headline = report_words.headline(rows)
+    headline = words.headline(rows)
     over = title or f"halfway report · {run.recipe.name}"
     body = [
         f'<p class="over">{html.escape(over)}</p>',
         f"<h1>{html.escape(headline)}<small>"
-        f"{html.escape(report_words.scale(run.recipe, run.sessions[-1]['data']))}</small></h1>",
-        _sentences(report_words.reading(rows, runs.main)),
+        f"{html.escape(words.scale(run.recipe, run.sessions[-1]['data']))}</small></h1>",
+        _sentences(words.reading(rows, runs.main)),
         _unfinished(runs),
         _table(rows),
         f'<p class="soft">{html.escape(page.minus(summary.notes(rows, run, runs.timing)))} Each interval stands on its '
         "own: of twenty, one is expected to miss.</p>",
         _cost(runs, rows),
         _curves(runs),
-        report_retention.section(runs, counts, pictures),
+        retention_section(runs, counts, pictures),
         galleries(runs, counts, pictures),
-        centroids(runs, pictures),
+        centroid_gallery(runs, pictures),
         how_it_was_measured(runs),
     ]
     style = page.method_style(runs.methods) + _STYLE
@@ -98,7 +101,7 @@ def _unfinished(runs: Runs) -> str:
     names = ", ".join(
         f"<b>{html.escape(run.path.name)}</b> ({_progress(run.metrics, run.steps)})" for run in runs.unfinished
     )
-    commands = dict.fromkeys(report_runs.how_to_go_on(run) for run in runs.unfinished)
+    commands = dict.fromkeys(how_to_go_on(run) for run in runs.unfinished)
     shown = "".join(f'<code class="command">{html.escape(command)}</code>' for command in commands)
     return f'<div class="note"><p>Not finished, and left out of all that follows: {names}. To go on:</p>{shown}</div>'
 
@@ -117,7 +120,7 @@ def _cost(runs: Runs, rows: Sequence[summary.Row]) -> str:
     cards = [
         page.figure(
             "Score by cost",
-            report_plots.score_by_cost(rows, score, values=runs.sweep is None),
+            plots.score_by_cost(rows, score, values=runs.sweep is None),
             f"Final score against FLOPs of the whole run relative to full data. {points}.",
             "Large dots: mean ± standard error over seeds; small dots: seeds. Up is better, left is cheaper.",
             height=4.1,
@@ -127,7 +130,7 @@ def _cost(runs: Runs, rows: Sequence[summary.Row]) -> str:
         cards.append(
             page.figure(
                 f"Score by {runs.sweep}",
-                report_plots.score_by_setting(rows, runs.sweep, score),
+                plots.score_by_setting(rows, runs.sweep, score),
                 f"Final score against {runs.sweep}. {points}.",
                 "Lines: mean over seeds; bands: from the worst seed to the best. Bands across the whole width: methods "
                 "that do not look at this setting.",
@@ -154,13 +157,13 @@ def _curves(runs: Runs) -> str:
     return "<h2>Over the training</h2>" + page.pair(
         page.figure(
             "Score",
-            report_plots.curves(runs.groups, "score", score_title(runs.first.recipe)),
+            plots.curves(runs.groups, "score", score_title(runs.first.recipe)),
             f"Line plot of the score on test images over {unit}s. {groups}.",
             "Thin lines are seeds, thick ones their mean; dots where the model was evaluated.",
         ),
         page.figure(
             "Training loss",
-            report_plots.curves(runs.groups, "loss", "loss of the samples trained on"),
+            plots.curves(runs.groups, "loss", "loss of the samples trained on"),
             f"Line plot of the training loss over {unit}s. {groups}.",
             "Of retained samples only, while a method prunes: a selection of hard samples has a higher loss without "
             "being worse for the model.",

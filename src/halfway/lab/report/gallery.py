@@ -6,13 +6,15 @@ import html
 import sys
 from collections.abc import Sequence
 
-from . import page, report_centroids, report_plots
-from .report_counts import Counts
-from .report_pictures import Pictures
-from .report_retention import chosen
-from .report_runs import Runs
-from .run_folder import RunFolder
-from .trials import Group
+from .. import page
+from ..run_folder import RunFolder
+from ..trials import Group
+from . import plots
+from .centroids import SAMPLES, heaviest
+from .counts import Counts
+from .pictures import Pictures
+from .retention import chosen
+from .runs import Runs
 
 GALLERY = 24
 CENTROIDS = 16
@@ -53,7 +55,7 @@ def _gallery(title: str, note: str, ids: Sequence[int], counts: Counts, pictures
     return page.gallery(title, note, items, f"wide {pictures.kind}".strip())
 
 
-def centroids(runs: Runs, pictures: Pictures) -> str:
+def centroid_gallery(runs: Runs, pictures: Pictures) -> str:
     main = runs.main
     if main is None:
         return ""
@@ -65,7 +67,7 @@ def centroids(runs: Runs, pictures: Pictures) -> str:
         state = RunFolder(run.path).load()
         if state is None:
             return f'{head}<div class="note"><p>The checkpoint of the run is gone, and the centroids with it.</p></div>'
-        found = report_centroids.heaviest(run.recipe, state, pictures.data, CENTROIDS, NEAREST)
+        found = heaviest(run.recipe, state, pictures.data, CENTROIDS, NEAREST)
     except (ValueError, RuntimeError) as error:
         print(f"no centroids: {error}", file=sys.stderr)
         return f'{head}<div class="note"><p>The model of the run could not be restored by this version.</p></div>'
@@ -82,10 +84,10 @@ def centroids(runs: Runs, pictures: Pictures) -> str:
     together = page.percent(sum(c.share for c in found))
     return (
         f'{head}<p class="soft">The {len(found)} heaviest of the {total} centroids at the end of training '
-        f"({html.escape(report_plots.short(main))}, seed {run.recipe.seed}, cut "
+        f"({html.escape(plots.short(main))}, seed {run.recipe.seed}, cut "
         f"<code>{html.escape(run.recipe.cut)}</code>), with the {NEAREST} training samples nearest to each. Below: its "
         f"share of the samples that the density has learned from; together {together}. Samples near a heavy centroid "
-        f"are common, and pruned first. Nearest of {min(report_centroids.SAMPLES, len(pictures.data.train)):,} samples "
+        f"are common, and pruned first. Nearest of {min(SAMPLES, len(pictures.data.train)):,} samples "
         f"spread over the training set, the model in eval mode.</p>"
         f'<div class="card"><ul class="centroids {pictures.kind}">{"".join(items)}</ul></div>'
     )

@@ -6,13 +6,14 @@ import html
 
 from torch import Tensor
 
-from . import page, report_counts, report_plots
-from .progress import Bar
-from .report_counts import Counts
-from .report_pictures import Pictures, class_names
-from .report_runs import PFB, Runs
-from .report_words import at, name
-from .trials import Group
+from .. import page
+from ..progress import Bar
+from ..trials import Group
+from . import plots
+from .counts import Counts, read
+from .pictures import Pictures, class_names
+from .runs import PFB, Runs
+from .words import at, name
 
 
 def read_counts(runs: Runs) -> dict[Group, Counts]:
@@ -33,7 +34,7 @@ def read_counts(runs: Runs) -> dict[Group, Counts]:
         for group in shown:
             seeds = runs.groups[group]
             same = [seed for seed in runs.main_seeds if seed in seeds] or list(seeds)
-            counts = report_counts.read(seeds[seed].path for seed in same)
+            counts = read(seeds[seed].path for seed in same)
             bar.update()
             if counts is not None:
                 found[group] = counts
@@ -60,24 +61,24 @@ def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pi
             "which classes a sample has. With data.memory=true it is counted.</p></div>"
         ]
     names = class_names(runs.first.recipe, pictures, mine.class_offered.shape[1])
-    rates, height = mine.class_rates, report_plots.class_height(mine)
-    classes = report_plots.shown_classes(rates)
+    rates, height = mine.class_rates, plots.class_height(mine)
+    classes = plots.shown_classes(rates)
     text = ", ".join(f"{names[c]} {page.percent(rates[c])}" for c in classes if c is not None)
-    end = report_plots.SHOWN_OF_MANY
+    end = plots.SHOWN_OF_MANY
     part = f" The {end} least and the {end} most retained of {len(names)} classes." if None in classes else ""
     recipe = runs.first.recipe
     return [
         page.figure(
             "Retention per class",
-            report_plots.retention_by_class(counts, main, names),
+            plots.retention_by_class(counts, main, names),
             f"Dot plot of the share of each class that was retained by {main.label}: {text}.",
-            f"Large dots: {report_plots.short(main)}. PFB does not look at labels, so classes that look alike at the "
+            f"Large dots: {plots.short(main)}. PFB does not look at labels, so classes that look alike at the "
             f"cut can be thinned more than others.{part}",
             height,
         ),
         page.figure(
-            f"Retention per class over time, {report_plots.short(main)}",
-            report_plots.retention_over_time(mine, names, recipe.unit, recipe.log_every),
+            f"Retention per class over time, {plots.short(main)}",
+            plots.retention_over_time(mine, names, recipe.unit, recipe.log_every),
             f"Heat map of the share of each class retained by {main.label}, over {recipe.unit}s.",
             f"Colour: more or less than the mean of {page.percent(mine.share)}.{part}",
             height,
@@ -92,7 +93,7 @@ def _by_sample(counts: dict[Group, Counts], main: Group) -> list[str]:
     return [
         page.figure(
             f"Retention per sample, p = {main.ratio:g}",
-            report_plots.retention_histogram(both),
+            plots.retention_histogram(both),
             f"Histogram of the share of pruned batches in which a sample was retained. Standard deviation: {spread}.",
             "The wider the curve, the more the same samples are pruned again and again.",
         ),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .paired import Difference
-from .recipe import Recipe
-from .report_runs import PFB
-from .summary import Row, difference_text
-from .trials import Group
+from ..paired import Difference
+from ..recipe import Recipe
+from ..summary import Row, difference_text
+from ..trials import Group
+from .runs import PFB
 
 # Points. An interval that holds zero and is wider than this does not say that two methods do equally well.
 TOO_WIDE = 6.0

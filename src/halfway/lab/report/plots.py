@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .page import Draw, Theme, rate_edges
-from .report_counts import Counts
-from .report_runs import Groups
-from .report_words import name
-from .run_result import RunResult
-from .summary import Row
-from .trials import Group
+from ..page import Draw, Theme, rate_edges
+from ..run_result import RunResult
+from ..summary import Row
+from ..trials import Group
+from .counts import Counts
+from .runs import Groups
+from .words import name
 
 MANY_CLASSES = 40
 SHOWN_OF_MANY = 15

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import functional as PF
-from ..modules import find_layer
-from ..selectors import Density
-from ..selectors.density import find_channel_dim
-from . import tasks
-from .data import Data
-from .order import seed_of
-from .progress import Bar
-from .recipe import Recipe
-from .training import Training
+from ... import functional as PF
+from ...modules import find_layer
+from ...selectors import Density
+from ...selectors.density import find_channel_dim
+from .. import tasks
+from ..data import Data
+from ..order import seed_of
+from ..progress import Bar
+from ..recipe import Recipe
+from ..training import Training
 
 SAMPLES = 2000
 _BATCH = 100

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..selectors import SELECTORS
-from . import recipe as recipes
-from .recipe import FULL, Recipe
-from .run_result import RunResult
-from .trials import Group, group_of
+from ...selectors import SELECTORS
+from .. import recipe as recipes
+from ..recipe import FULL, Recipe
+from ..run_result import RunResult
+from ..trials import Group, group_of
 
 Groups = dict[Group, dict[int, RunResult]]
 
