@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +129,16 @@ def test_a_mistake_is_named_before_anything_is_trained(
     assert compare(tmp_path / "c", *words) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
+
+
+def test_it_runs_under_torchrun(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "halfway"]
+    words = ["compare", "tiny-cifar10", "--data", "synthetic", "--seeds", "0", "--out", str(tmp_path / "c"), *SMALL]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launch, *words], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("run 1 of 3") == 1
+    assert (tmp_path / "c" / "table.md").exists()
 
 
 def test_timing_compares_other_batch_sizes_with_full_training_of_their_own() -> None:

@@ -83,15 +83,21 @@ def _compare(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.out or f"runs/compare-{recipe.name}")
     command = session.command_line()
     with session.processes() as device:
-        if not comparison.train_all(plan, folder, device, command):
+        finished = comparison.train_all(plan, folder, device, command)
+        if not session.first_rank():
+            return 0
+        if not finished:
             print(f"stopped; to go on: {command}")
             return 130
         groups = {trial.group: trial.recipe for trial in plan}
-        timing = comparison.timing(list(groups), groups, folder, device, arguments.rounds)
-    table = summary.summarise(comparison.results(plan, folder), timing["steps"])
+        # Steps are timed by a single process: several would have to agree on who is next.
+        rounds = arguments.rounds if session.alone() else 0
+        timing = comparison.timing(list(groups), groups, folder, device, rounds)
+    results = comparison.results(plan, folder)
+    table = summary.summarise(results, timing["steps"])
     print(f"\n{summary.text(table)}")
-    write_whole(folder / "table.md", summary.markdown(table, command, comparison.results(plan, folder), timing))
-    write_json(folder / "results.json", summary.as_json(table, command, comparison.results(plan, folder), timing))
+    write_whole(folder / "table.md", summary.markdown(table, command, results, timing))
+    write_json(folder / "results.json", summary.as_json(table, command, results, timing))
     print(f"\nThe same in {folder / 'table.md'}; a page with figures: halfway report {folder}")
     return 0
 

@@ -1,6 +1,5 @@
 """`halfway compare`, the work of it: train all trials, one after the other, and time their steps side by side.
 
-    FOLDER/comparison.json         what is compared
     FOLDER/METHOD-RATIO-sSEED/     a run folder each
     FOLDER/timing.json             wall time of a step, relative to full training
     FOLDER/table.md, results.json  what came out
@@ -27,7 +26,7 @@ from .measure import Clock, interleaved, quartiles
 from .recipe import FULL, Recipe
 from .run_folder import RunFolder
 from .run_result import RunResult
-from .training import Training
+from .training import Training, check
 from .trials import Group, Trial
 
 WARM_UP = 3
@@ -37,16 +36,19 @@ def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, comma
     """Train what is not finished yet. Returns False after Ctrl-C."""
     for trial in trials:  # what is done must be of the same recipe, too
         RunFolder(folder / trial.folder).check(trial.recipe, resume=True)
+    for group_recipe in {trial.group: trial.recipe for trial in trials}.values():
+        check(group_recipe)
     todo = [t for t in trials if not _finished(folder / t.folder)]
     if len(todo) < len(trials):
-        print(f"{len(trials) - len(todo)} of {len(trials)} runs are done already", flush=True)
+        _say(f"{len(trials) - len(todo)} of {len(trials)} runs are done already")
     load = _Loader(device)
     for i, trial in enumerate(todo):
-        print(f"run {i + 1} of {len(todo)}: {trial.group.label}, seed {trial.seed}", flush=True)
+        _say(f"run {i + 1} of {len(todo)}: {trial.group.label}, seed {trial.seed}")
         run_folder = RunFolder(folder / trial.folder)
         if not session.train(trial.recipe, load(trial.recipe), device, run_folder, resume=True, command=command):
             return False
-        print(f"  {RunResult.read(run_folder.path).score:.2f} %", flush=True)
+        if session.first_rank():
+            _say(f"  {RunResult.read(run_folder.path).score:.2f} %")
     return True
 
 
@@ -129,6 +131,11 @@ class _Loader:
         if key not in self._loaded:
             self._loaded[key] = data.load(recipe.data, recipe.root, self._device)
         return self._loaded[key]
+
+
+def _say(text: str) -> None:
+    if session.first_rank():
+        print(text, flush=True)
 
 
 def _finished(path: Path) -> bool:

@@ -42,6 +42,11 @@ def first_rank() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
+def alone() -> bool:
+    """Whether there are no other processes."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
 def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, command: str) -> bool:
     """Train in the folder. Returns whether the training is finished; False after Ctrl-C.
 

@@ -117,7 +117,8 @@ def notes(rows: Sequence[Row], run: RunResult, timing: Mapping[str, Any]) -> str
     seeds = sorted({seed for row in rows for seed in row.scores})
     timed = (
         f"Wall: a pruned step relative to a full one on the same batch, median [quartiles] of "
-        f"{next(iter(timing['steps'].values()))['rounds']} rounds of all methods in turn, {timing['threads']} threads. "
+        f"{next(iter(timing['steps'].values()))['rounds']} rounds of all methods in turn, {timing['threads']} "
+        "thread(s). "
         if timing["steps"]
         else ""
     )

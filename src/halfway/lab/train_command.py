@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from . import data, session
+    from . import data, session, training
     from .run_folder import RunFolder
     from .run_result import RunResult
 
@@ -94,6 +94,7 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments).with_settings({k: v for k, v in chosen.items() if v is not None})
     folder = RunFolder(arguments.out or default_folder(recipe))
     folder.check(recipe, arguments.resume)
+    training.check(recipe)
     with session.processes() as device:
         talks = session.first_rank()
         loaded = data.load(recipe.data, recipe.root, device)

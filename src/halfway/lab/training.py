@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..blocker import ForwardBlocker
 from ..functional import retained_count
+from ..modules import find_layer
 from . import nets, optim, tasks
 from .data import Data
 from .logs import Logs
@@ -74,9 +75,9 @@ class Training:
         self.recipe, self.data, self.device, self.folder = recipe, data, device, folder
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.show = show and self.rank == 0
+        check(recipe, self.ranks)
         self.task = tasks.make(recipe)
         self.order = BatchOrder(len(data.train), recipe.batch_size, recipe.seed, self.rank, self.ranks)
-        self._check_smallest_batch()
         self.model, self.wrapped = self._make_model()
         self.optimizer = optim.make_optimizer(recipe.optimizer, self.model)
         per_unit = self.order.per_epoch if recipe.unit == "epoch" else 1
@@ -97,17 +98,6 @@ class Training:
         """For the progress bar."""
         r = self.recipe
         return r.name if r.selector_name is None else f"{r.name} {r.method} {r.prune_ratio:g}"
-
-    def _check_smallest_batch(self) -> None:
-        r = self.recipe
-        size = r.batch_size // self.ranks
-        left = size if r.selector_name is None else retained_count(size, r.prune_ratio)
-        if left < self.task.smallest_batch:
-            raise ValueError(
-                f"{left} of {size} samples would be retained per rank, but {r.task} needs {self.task.smallest_batch}: "
-                "BatchNorm of the ASPP's image pooling has one value per image. Take a larger batch_size, fewer ranks "
-                "or a smaller --prune-ratio"
-            )
 
     def _make_model(self) -> tuple[nn.Module, nn.Module]:
         r = self.recipe
@@ -316,6 +306,23 @@ class Training:
         self.retention.load_state_dict(state["retention"])
         self._round = _Round(**{**state["round"], "loss": state["round"]["loss"].to(self.device)})
         self.step = state["step"]
+
+
+def check(recipe: Recipe, ranks: int = 1) -> None:
+    """Raise what is wrong with a recipe before data are read and other runs are waited for."""
+    selector = recipe.selector()
+    size = recipe.batch_size // ranks
+    left = size if selector is None else retained_count(size, recipe.prune_ratio)
+    needed = tasks.make(recipe).smallest_batch
+    if left < needed:
+        raise ValueError(
+            f"{left} of {size} samples would be retained per rank, but {recipe.task} needs {needed}: BatchNorm of the "
+            "ASPP's image pooling has one value per image. Take a larger batch_size, fewer ranks or a smaller ratio"
+        )
+    if selector is not None and selector.needs != "nothing" and ":" not in recipe.model.name:
+        with torch.device("meta"):
+            model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed)
+        find_layer(model, recipe.cut)
 
 
 def _random(device: torch.device) -> dict[str, Tensor]:
