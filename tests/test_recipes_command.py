@@ -117,3 +117,13 @@ def test_predicting_computes_nothing_and_leaves_the_generator_alone() -> None:
     before = torch.random.get_rng_state()
     predicted_cost(recipes.load("tiny-imagenet-swin-t"), 0.5)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_missing_library_is_named_with_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["recipes", "tiny-cifar10"]) == 2
+    said = capsys.readouterr().err
+    assert "yaml" in said
+    assert "pip install 'halfway[lab]'" in said

@@ -8,7 +8,22 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("demo", "layers", "bench", "train", "compare", "recipes", "report")
+_COMMANDS = ("demo", "layers", "bench", "recipes", "train", "compare", "report")
+
+# What the extra `lab` installs, by the names it is imported under.
+_LAB = {
+    "matplotlib",
+    "numpy",
+    "PIL",
+    "scipy",
+    "sklearn",
+    "tensorboard",
+    "timm",
+    "torchmetrics",
+    "torchvision",
+    "tqdm",
+    "yaml",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,8 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (ValueError, TypeError, FileNotFoundError, ModuleNotFoundError) as error:
-        print(f"halfway {parsed.command}: {error}", file=sys.stderr)
+    except (ValueError, TypeError, FileNotFoundError, FloatingPointError, ModuleNotFoundError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name in _LAB
+        fix = "; pip install 'halfway[lab]' brings what this command needs" if missing else ""
+        print(f"halfway {parsed.command}: {error}{fix}", file=sys.stderr)
         return 2
 
 

@@ -55,15 +55,6 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train what is missing, time, print."""
-    try:
-        return _compare(arguments)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"comparing needs {error.name}, which is not installed; pip install 'halfway[lab]'", name=error.name
-        ) from error
-
-
-def _compare(arguments: argparse.Namespace) -> int:
     from . import comparison, session, summary, trials
     from . import recipe as recipes
     from .files import write_json, write_whole

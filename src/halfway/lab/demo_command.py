@@ -55,15 +55,6 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, print the table, write the page."""
-    try:
-        return _demo(arguments)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the demo needs {error.name}, which is not installed; pip install 'halfway[lab]'", name=error.name
-        ) from error
-
-
-def _demo(arguments: argparse.Namespace) -> int:
     from . import demo, demo_page, demo_summary
     from .files import write_json, write_whole
 

@@ -43,15 +43,6 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the runs, write the page."""
-    try:
-        return _report(arguments)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"a report needs {error.name}, which is not installed; pip install 'halfway[lab]'", name=error.name
-        ) from error
-
-
-def _report(arguments: argparse.Namespace) -> int:
     from . import report
     from .files import write_whole
 

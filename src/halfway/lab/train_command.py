@@ -77,15 +77,6 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train."""
-    try:
-        return _train(arguments)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"training needs {error.name}, which is not installed; pip install 'halfway[lab]'", name=error.name
-        ) from error
-
-
-def _train(arguments: argparse.Namespace) -> int:
     from . import data, session, training
     from .run_folder import RunFolder
     from .run_result import RunResult
