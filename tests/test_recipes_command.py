@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -14,6 +15,7 @@ pytest.importorskip("yaml")
 pytest.importorskip("torchvision")
 
 from halfway import cost
+from halfway.cli import main
 from halfway.lab import nets, recipes_command
 from halfway.lab import recipe as recipes
 from halfway.lab.recipes_command import COLUMNS, cost_rows, predicted_cost

@@ -167,7 +167,7 @@ def _flat(content: dict[str, Any], prefix: str) -> dict[str, Any]:
         if isinstance(value, dict):
             out.update(_flat(value, f"{prefix}{key}."))
         else:
-            out[prefix + key] = str(value) if isinstance(value, list) else value
+            out[f"{prefix}{key}"] = str(value) if isinstance(value, list) else value
     return {key: value for key, value in out.items() if not key.startswith("paper.")}
 
 
