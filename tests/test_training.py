@@ -443,7 +443,11 @@ def test_two_processes_agree_and_resume_to_the_same_bits(tmp_path: Path) -> None
     assert torch.equal(w0, w1)
     assert retained == 2 * 5 * 16
     assert metrics[-1]["seen"] == 4 * 160
-    assert "score" in metrics[-1]
+    alone = Training(r, load(r), CPU, show=False)
+    state = whole.load()
+    assert state is not None
+    alone.model.load_state_dict(state["model"])
+    assert metrics[-1]["score"] == pytest.approx(alone.task.evaluate(alone.model, alone.data.test, CPU))
     processes.run(2, _on_two_ranks, str(parts.path), 12)
     resumed = processes.run(2, _on_two_ranks, str(parts.path), None)
     assert torch.equal(resumed[0][1], w0)
