@@ -56,7 +56,7 @@ def test_the_table_holds_what_the_runs_measured(compared: Path) -> None:
         assert [rows[label]["scores"][str(seed)] for seed in (0, 1)] == scores
     assert rows["random, p = 0.25"]["flops"] == pytest.approx([0.75, 0.75 * 2 / 3 + 1 / 3])
     table = (compared / "table.md").read_text()
-    assert "`halfway " in table
+    assert f"`{content['command']}`" in table
     for row in rows.values():
         assert f"{row['mean']:.2f} ± " in table
 

@@ -22,6 +22,7 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("torchvision")
 pytest.importorskip("yaml")
 
+from halfway.cli import main
 from halfway.lab import (
     comparison,
     data,
@@ -351,11 +352,11 @@ def test_an_output_that_is_a_folder_is_refused(compared: Path, tmp_path: Path) -
 
 
 def test_a_missing_dependency_says_what_to_install(
-    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r"halfway\[lab\]"):
-        write(compared, "--out", tmp_path / "a.html")
+    assert main(["report", str(compared), "--out", str(tmp_path / "a.html")]) == 2
+    assert "halfway[lab]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -273,7 +273,7 @@ def test_the_page_says_what_its_numbers_must_not_stand_without() -> None:
         "top-1 accuracy",
         "seeds (0, 1, 2)",
         "95 % t interval",
-        "15 rounds of all methods in turn, 2 threads",
+        "15 rounds of all methods in turn, 2 thread(s)",
         SESSION["data"],
         "2024-05-06",
         "Imaginary CPU, 3 cores",
