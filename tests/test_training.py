@@ -460,7 +460,7 @@ def test_the_command_runs_under_torchrun(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "halfway"]
     done = subprocess.run([*launch, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("top-1") == 1
+    assert done.stdout.count("top-1 accuracy") == 1
     assert RunResult.read(out).finished
 
 

@@ -137,6 +137,13 @@ class Recipe:
         return SELECTORS[name](**(self.density if name == "density" else {}))
 
     @property
+    def score_name(self) -> str:
+        """What the score is, a percentage; the final one, where that is evaluated at several scales."""
+        if self.task == "classification":
+            return "top-1 accuracy"
+        return "mean intersection over union" + (", multi-scale with flips" if self.multi_scale else "")
+
+    @property
     def schedule(self) -> Schedule:
         """When to prune."""
         return Schedule(*self.window, unit=self.unit)

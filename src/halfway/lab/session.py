@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from .data import Data
 from .environment import environment
+from .place import place
 from .recipe import Recipe
 from .run_folder import RunFolder
 from .training import Training
@@ -39,12 +40,12 @@ def processes() -> Iterator[torch.device]:
 
 def first_rank() -> bool:
     """Whether this process does the talking and writing."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+    return place()[0] == 0
 
 
 def alone() -> bool:
     """Whether there are no other processes."""
-    return not dist.is_initialized() or dist.get_world_size() == 1
+    return place()[1] == 1
 
 
 def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, command: str) -> bool:

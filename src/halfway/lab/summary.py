@@ -123,17 +123,11 @@ def notes(rows: Sequence[Row], run: RunResult, timing: Mapping[str, Any]) -> str
         else ""
     )
     return (
-        f"{score_name(recipe.task, bool(recipe.multi_scale))} after the last {recipe.unit}, mean ± standard error over "
+        f"Score: {recipe.score_name} on the test images, %, after the last {recipe.unit}, mean ± standard error over "
         f"seeds ({', '.join(map(str, seeds))}); differences are paired by seed, with their 95 % t interval. Pruned and "
         f"FLOPs: in the steps that prune / in the whole run. {timed}{session['data']}. {session['date']}, "
         f"{machine['cpu']}, {machine['cores']} cores, {session['threads']} thread(s) per run; {versions}."
     )
-
-
-def score_name(task: str, multi_scale: bool) -> str:
-    if task == "classification":
-        return "Score: top-1 accuracy on the test images, %,"
-    return "Score: mean intersection over union on the test images, %," + (" multi-scale with flips," * multi_scale)
 
 
 def reading(rows: Sequence[Row]) -> list[str]:

@@ -13,19 +13,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import is_initialized
 
-from .data import TestSet
+from .data import IGNORE, TestSet
+from .place import place
 from .progress import Bar
 from .recipe import Recipe
 
-IGNORED = 255
-
 
 class Task:
-    """How to train and judge a model of a recipe. `score` is the metric's name."""
-
-    score: str
+    """How to train and judge a model of a recipe."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -60,7 +56,7 @@ class Task:
         metric = self.metric().to(device)
         was_training = model.training
         model.eval()
-        rank, ranks = _rank()
+        rank, ranks = place()
         batch_size = self.recipe.evaluation_batch
         name = "multi-scale evaluation" if scales else "evaluation"
         try:
@@ -78,8 +74,6 @@ class Task:
 
 
 class Classification(Task):
-    score = "top-1, %"
-
     def loss(self, outputs: Any, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y, label_smoothing=self.recipe.label_smoothing)
 
@@ -95,8 +89,6 @@ class Classification(Task):
 class Segmentation(Task):
     """Models return logits (B, C, H, W), or a mapping with "out" and, for an auxiliary head, "aux"."""
 
-    score = "mIoU, %"
-
     def loss(self, outputs: Any, y: Tensor) -> Tensor:
         if isinstance(outputs, Tensor):
             return self._pixels(outputs, y)
@@ -107,15 +99,15 @@ class Segmentation(Task):
 
     def _pixels(self, logits: Tensor, y: Tensor) -> Tensor:
         each = F.cross_entropy(
-            logits, y, ignore_index=IGNORED, label_smoothing=self.recipe.label_smoothing, reduction="sum"
+            logits, y, ignore_index=IGNORE, label_smoothing=self.recipe.label_smoothing, reduction="sum"
         )
         # Not `reduction="mean"`, which is 0/0 on a batch without a single labelled pixel.
-        return each / (y != IGNORED).sum().clamp(min=1)
+        return each / (y != IGNORE).sum().clamp(min=1)
 
     def metric(self) -> Any:
         from torchmetrics.classification import MulticlassJaccardIndex
 
-        return MulticlassJaccardIndex(self.recipe.data.classes, average="macro", ignore_index=IGNORED)
+        return MulticlassJaccardIndex(self.recipe.data.classes, average="macro", ignore_index=IGNORE)
 
     def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
         if not scales:
@@ -159,9 +151,3 @@ def _out(outputs: Any) -> Tensor:
 
 def _resized(x: Tensor, size: Any) -> Tensor:
     return x if x.shape[-2:] == torch.Size(size) else F.interpolate(x, list(size), mode="bilinear", align_corners=False)
-
-
-def _rank() -> tuple[int, int]:
-    if not is_initialized():
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()

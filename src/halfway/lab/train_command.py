@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = RunResult.read(folder.path)
     step, whole = result.flops
     print(
-        f"{result.score:.2f} {_score_name(recipe)}; FLOPs {step:.3f} of full training per pruned step, {whole:.3f} per "
+        f"{result.score:.2f} % {recipe.score_name}; FLOPs {step:.3f} of full training per pruned step, {whole:.3f} per "
         f"run; {result.seconds:.0f} s of training, {result.waited:.1%} of it waiting for data"
     )
     return 0
@@ -121,12 +121,6 @@ def _what(recipe: Recipe) -> str:
     where = f" at {recipe.cut}" if recipe.selector_name == "density" else ""
     window = f"{recipe.unit}s {start}-{recipe.length if stop is None else stop}"
     return f"{recipe.method}{where}, p = {recipe.prune_ratio:g} in {window}, {length}"
-
-
-def _score_name(recipe: Recipe) -> str:
-    if recipe.task == "classification":
-        return "% top-1"
-    return "% mIoU, multi-scale" if recipe.multi_scale else "% mIoU"
 
 
 def _again() -> str:

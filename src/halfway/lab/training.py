@@ -31,6 +31,7 @@ from . import nets, optim, tasks
 from .data import Data
 from .logs import Logs
 from .order import BatchOrder, seed_of
+from .place import place
 from .progress import Bar
 from .recipe import Recipe
 from .retention import Retention
@@ -73,7 +74,7 @@ class Training:
         self, recipe: Recipe, data: Data, device: torch.device, folder: RunFolder | None = None, show: bool = True
     ) -> None:
         self.recipe, self.data, self.device, self.folder = recipe, data, device, folder
-        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.rank, self.ranks = place()
         self.show = show and self.rank == 0
         check(recipe, self.ranks)
         self.task = tasks.make(recipe)

