@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from halfway.lab.data import TrainSet
-from halfway.lab.order import BatchOrder, seed_of
+from halfway.lab.order import BatchOrder
+from halfway.seeds import seed_of
 from halfway.lab.retention import Retention
 
 

@@ -27,10 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ..blocker import ForwardBlocker
 from ..functional import retained_count
 from ..modules import find_layer
+from ..seeds import seed_of
 from . import nets, optim, tasks
 from .data import Data
 from .logs import Logs
-from .order import BatchOrder, seed_of
+from .order import BatchOrder
 from .place import place
 from .progress import Bar
 from .recipe import Recipe

@@ -15,7 +15,7 @@ from ...selectors import Density
 from ...selectors.density import find_channel_dim
 from .. import tasks
 from ..data import Data
-from ..order import seed_of
+from ...seeds import seed_of
 from ..progress import Bar
 from ..recipe import Recipe
 from ..training import Training
