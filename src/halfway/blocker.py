@@ -18,12 +18,14 @@ from . import selectors
 from .batch import Batch
 from .engine import Engine, autocast_from_words, autocast_in_words
 from .functional import retained_count
-from .inputs import Forward, Inputs
+from .inputs import Forward, Inputs, targets_of
+from .interception import Interception
+from .losses import per_sample
 from .modules import find_layer, group_of, suggest, unwrap
 from .ranks import Ranks
 from .schedule import Schedule
 from .selectors import Candidates, Selection, Selector
-from .shallow import Shallow
+from .shallow import Seen, Shallow
 from .stats import Counters, Stats
 
 if TYPE_CHECKING:
@@ -50,9 +52,11 @@ class ForwardBlocker(Joinable):
 
     Args:
         model: any module; wrappers (DDP, torch.compile) are looked through.
-        at: the cut, a submodule of the unwrapped model or its name; None for a selector that needs no features.
+        at: the cut, a submodule of the unwrapped model or its name; None for a selector that needs no features (one
+            that scores by losses or gradients looks at the model's outputs, wherever `at` is).
         prune_ratio: share of each batch to prune, in [0, 1).
-        selector: "density" (the paper's), "random", or a `Selector` such as `halfway.Density(noise=0.001)`.
+        selector: "density" (the paper's), "random", any name in `halfway.selectors.SELECTORS`, or a `Selector` such as
+            `halfway.Density(noise=0.001)`.
         schedule: when to prune; None: always.
         reuse: "auto" replays and falls back to recomputing with one warning; "replay" raises instead of falling back;
             "recompute" never replays, and is bit-identical to training on the retained samples alone.
@@ -101,21 +105,33 @@ class ForwardBlocker(Joinable):
         other = _live.get(self._root)
         if other is not None and other() is not None:
             raise ValueError("this model already has a live ForwardBlocker; call its remove() first")
-        if at is not None:
+        self._watched = self.selector.watches(self._root)
+        self._noting: Interception | None = None
+        self._observable: tuple[Candidates, Tensor | None] | None = None
+        self._observed = self._missed_losses = False
+        shallow: Shallow | None = None
+        if self.selector.needs == "outputs":
+            shallow = Shallow(self._root, self._root, "the model's output", compiled, self._watched)
+        elif self._watched is not None and compiled:
+            raise TypeError(
+                f"the selector {self.selector.name!r} watches a layer, which a compiled model does not show; compile "
+                "other parts of the model only, or choose another selector"
+            )
+        elif at is not None:
             self._layer_name, layer = find_layer(self._root, at)
             self.selector.bind(self._layer_name, layer)
             shallow = Shallow(self._root, layer, self._layer_name, compiled)
-            self._engine = Engine(shallow, reuse, self._counters)
-            # A blocker that nobody holds any more leaves the model as remove() would.
-            weakref.finalize(self, self._engine.forget)
-        elif self.selector.needs != "nothing":
+        elif self.selector.needs == "features":
             raise ValueError(
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
                 f"({suggest(self._root, '')}; `halfway layers` lists what each would save)"
             )
         self._ranks = Ranks(process_group or group_of(model), timeout)
-        if self._engine is not None:
-            self._engine.shallow.several_ranks = self._ranks.size > 1
+        if shallow is not None:
+            shallow.several_ranks = self._ranks.size > 1
+            self._engine = Engine(shallow, reuse, self._counters)
+            # A blocker that nobody holds any more leaves the model as remove() would.
+            weakref.finalize(self, self._engine.forget)
         self._ranks.agree({**self._config(), "reuse": reuse})
         _live[self._root] = weakref.ref(self)
 
@@ -141,6 +157,8 @@ class ForwardBlocker(Joinable):
         if bool(batch) == bool(named):
             raise TypeError("pass the batch either by position, blocker(x, y), or by name, blocker(x=x, y=y)")
         whole = Batch(batch, named)
+        self._stop_noting()
+        self._observable = None
         if not self._root.training or not torch.is_grad_enabled():
             return whole.value()
         to_model = self._forward.inputs(whole, inputs)
@@ -149,6 +167,7 @@ class ForwardBlocker(Joinable):
         size = batches.length(tuple(to_model))
         whole.validate(size)
         _check_ids(ids, size)
+        self._check_wishes(whole, ids)
         self._check_schedule()
         if self._engine is not None and not self._validated:
             # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
@@ -167,18 +186,26 @@ class ForwardBlocker(Joinable):
         counters = self._counters
         active = self.schedule.active((self._epoch or 0) if self.schedule.unit == "epoch" else counters.steps)
         count = retained_count(size, self.prune_ratio) if active else size
-        candidates = Candidates(size, self._generator(to_model.tensors()[0].device), ids=ids, ranks=self._ranks)
-        engine = self._engine if self.selector.needs == "features" else None
+        selector = self.selector
+        candidates = Candidates(
+            size,
+            self._generator(to_model.tensors()[0].device),
+            ids=ids,
+            ranks=self._ranks,
+            targets=None if selector.wants_targets == "no" else targets_of(whole, selector.target),
+        )
+        engine = self._engine if selector.needs != "nothing" else None
         part, selection, cost = whole, None, float(size)
         if count == size:
             if engine is not None:
-                selector = self.selector
-                engine.watch(lambda features: _learn(selector, replace(candidates, features=features), None))
+                engine.watch(size, lambda seen: _learn(selector, _seeing(candidates, selector, seen), None))
+            else:
+                _learn(selector, candidates, None)
         elif engine is None:
             cost = float(count)
-            selection = _select(self.selector, candidates, count)
+            selection = _select(selector, candidates, count)
             part = whole.cut(selection.indices, size)
-            _learn(self.selector, candidates, selection.indices)
+            _learn(selector, candidates, selection.indices)
         else:
             cost = count + (size - count) * engine.shallow.share
             part, selection = self._block(engine, whole, to_model, inputs, candidates, count)
@@ -189,7 +216,28 @@ class ForwardBlocker(Joinable):
         counters.retained += count
         counters.spent += cost
         self.last = selection
+        retained = None if selection is None else selection.indices
+        self._observable = (candidates, retained)
+        if self._watched is not None and engine is None:
+            self._note(self._watched, candidates, retained)
         return part
+
+    def _note(self, watched: nn.Module, candidates: Candidates, retained: Tensor | None) -> None:
+        """Show the selector what enters the module it watches, in the model's next training call."""
+
+        def called(original: Any, args: Any, kwargs: Any) -> Any:
+            if self._root.training and torch.is_grad_enabled() and args and isinstance(args[0], Tensor):
+                self._stop_noting()
+                with torch.no_grad(), torch.autocast(args[0].device.type, enabled=False):
+                    self.selector.note(candidates, retained, args[0].detach())
+            return original(*args, **kwargs)
+
+        self._noting = Interception(watched, "_call_impl", called)
+
+    def _stop_noting(self) -> None:
+        if self._noting is not None:
+            self._noting.remove()
+            self._noting = None
 
     def _block(
         self, engine: Engine, whole: Batch, to_model: Inputs, inputs: Any, candidates: Candidates, count: int
@@ -198,7 +246,7 @@ class ForwardBlocker(Joinable):
         size = candidates.size
         probe = engine.probe(to_model, size)
         try:
-            candidates = replace(candidates, features=probe.features)
+            candidates = _seeing(candidates, self.selector, probe.seen)
             selection = _select(self.selector, candidates, count)
             part = whole.cut(selection.indices, size)
             to_model_part = self._forward.inputs(part, inputs)
@@ -216,6 +264,29 @@ class ForwardBlocker(Joinable):
         position = zip((self.seed, self._counters.steps, self._ranks.rank), _SPREAD, strict=True)
         generator.manual_seed(sum(x * spread for x, spread in position) % 2**63)
         return generator
+
+    def _check_wishes(self, whole: Batch, ids: Tensor | None) -> None:
+        """Does the selector get what it cannot do without?"""
+        selector = self.selector
+        if selector.wants_ids == "required" and ids is None:
+            raise ValueError(
+                f"the selector {selector.name!r} remembers samples by their ids: blocker(x, y, ids=ids), where "
+                "halfway.WithIds(dataset) makes the data loader yield them"
+            )
+        if selector.wants_targets == "required" and targets_of(whole, selector.target) is None:
+            raise ValueError(
+                f"the selector {selector.name!r} looks at targets, but finds none in the batch: blocker(x, y), or say "
+                "where they are when it is made (target=...)"
+            )
+        missing = selector.wants_losses == "required" and self._missed_losses and not self._observed
+        if missing:
+            self._observed = True  # said once
+            warnings.warn(
+                f"the selector {selector.name!r} learns from losses, but got none: call blocker.observe(losses), with "
+                "one loss per retained sample, after the loss. Without it samples are drawn at random",
+                stacklevel=3,
+            )
+        self._missed_losses = True
 
     def _check_schedule(self) -> None:
         if self._epoch is None and self.schedule.unit == "epoch" and not self.schedule.always:
@@ -245,7 +316,21 @@ class ForwardBlocker(Joinable):
         return Stats.of(self._counters)
 
     def observe(self, losses: Tensor) -> None:
-        """Per-sample losses of the retained samples, for selectors that learn from them; others ignore it."""
+        """Per-sample losses (S,) of the retained samples, for selectors that learn from them; others ignore it.
+
+        An optional line after the loss: `losses = criterion(model(x), y); blocker.observe(losses)`. The losses are
+        detached; nothing waits for the device.
+        """
+        self._ensure_live()
+        if self.selector.wants_losses == "no" or self._observable is None:
+            return
+        candidates, retained = self._observable
+        rows = candidates.size if retained is None else len(retained)
+        per_sample(losses, rows, "blocker.observe(losses)")
+        self._observable = None
+        self._observed = True
+        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+            self.selector.observe(candidates, retained, losses.detach().float())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: small, plain tensors and values, loads with `weights_only=True`.
@@ -309,6 +394,7 @@ class ForwardBlocker(Joinable):
         self._removed = True
         if self._engine is not None:
             self._engine.forget()
+        self._stop_noting()
         self._ranks.close()
         _live.pop(self._root, None)
 
@@ -367,6 +453,13 @@ class _Shadow(JoinHook):
         # Join itself leaves its configuration behind.
         config = self._blocker._join_config
         self._blocker._join_config = config.construct_disabled_join_config()
+
+
+def _seeing(candidates: Candidates, selector: Selector, seen: Seen) -> Candidates:
+    """The candidates with what the selector needs to see."""
+    if selector.needs == "features":
+        return replace(candidates, features=seen.features)
+    return replace(candidates, outputs=seen.outputs, watched=seen.watched)
 
 
 def _select(selector: Selector, candidates: Candidates, count: int) -> Selection:

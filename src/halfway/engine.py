@@ -21,7 +21,7 @@ from .inputs import Inputs
 from .interception import Handler, Interception
 from .plan import Plan, disagreement, tolerance
 from .replay import Diverged, Replayer
-from .shallow import ERROR, Probe, Shallow, autocast_state
+from .shallow import ERROR, Probe, Seen, Shallow, autocast_state
 from .snapshot import Attributes, HostRandom
 from .stats import Counters
 
@@ -99,14 +99,14 @@ class Engine:
         else:
             self._arm(probe, plan, part, indices)
 
-    def watch(self, callback: Callable[[Tensor], None]) -> None:
+    def watch(self, size: int, callback: Callable[[Seen], None]) -> None:
         """Show the cut's output in the model's next training call to `callback`: no probe, nothing run twice."""
         self.release()
         if self.shallow.compiled:
             return
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:
-            callback(self.shallow.features([output], len(output)))
+            callback(self.shallow.seen([output], size))
 
         def called(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             self._disarm()
@@ -239,7 +239,7 @@ class Engine:
         )
         pending.probe.host_random.restore()
 
-        def at_cut(module: nn.Module, args: Any, output: Tensor) -> None:
+        def at_cut(module: nn.Module, args: Any, output: Any) -> None:
             replayer.finish()
             replayer.leave()
             now.restore()
@@ -247,6 +247,11 @@ class Engine:
             self._audit(pending, replayer, output)
 
         try:
+            if self.shallow.whole:  # already inside the call that a hook would end
+                with replayer.entered():
+                    output = original(*args, **kwargs)
+                    at_cut(self._root, args, output)
+                    return output
             with self.shallow.hooked(at_cut), replayer.entered():
                 return original(*args, **kwargs)
         except Diverged as difference:
@@ -261,17 +266,18 @@ class Engine:
         self.counters.operations_replayed += replayer.replayed
         self.counters.operations_computed += replayer.computed
 
-    def _audit(self, pending: _Pending, replayer: Replayer, output: Tensor) -> None:
+    def _audit(self, pending: _Pending, replayer: Replayer, output: Any) -> None:
         """Remember, on the device, how far a checked operation and the features were off. `check` reads it."""
         if not pending.audited:
             return
+        found = self.shallow.features([output], len(pending.indices))
         expected = pending.probe.features.index_select(0, pending.indices).flatten(1)
-        off = {f"the features of {self.shallow.layer_name!r}": disagreement(expected, output.detach().flatten(1))}
+        off = {f"the features of {self.shallow.layer_name!r}": disagreement(expected, found.flatten(1))}
         if pending.spot is not None and replayer.mismatch is not None:
             off[pending.plan.ops[pending.spot].describe()] = replayer.mismatch
         for what, mismatch in off.items():
             known = self._mismatches.get(what, torch.zeros_like(mismatch))
-            self._mismatches[what] = torch.maximum(known, mismatch / tolerance(output))
+            self._mismatches[what] = torch.maximum(known, mismatch / tolerance(found))
 
     def check(self) -> None:
         """Raise if a spot check found a replay to be wrong. Waits for the device."""

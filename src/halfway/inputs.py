@@ -22,6 +22,31 @@ class Inputs(NamedTuple):
         return [leaf for leaf in batch.leaves(tuple(self)) if isinstance(leaf, Tensor)]
 
 
+# What targets are usually called in a batch by name.
+_TARGETS = ("labels", "label", "targets", "target", "y")
+
+
+def targets_of(whole: Batch, where: int | str | None) -> Any:
+    """The part of a batch that holds the targets; None if it has none where one would look.
+
+    Args:
+        where: a position or a name; None: the second part of a batch by position, or the first of the usual names.
+    """
+    first = whole.parts[0] if len(whole.parts) == 1 else None
+    named = whole.named or (first if isinstance(first, Mapping) else {})
+    if isinstance(where, str):
+        if where not in named:
+            raise ValueError(f"the targets {where!r} are not in the batch, which has {list(named) or 'no names'}")
+        return named[where]
+    if isinstance(where, int):
+        if not 0 <= where < len(whole.parts):
+            raise ValueError(f"the targets should be part {where} of the batch, which has {len(whole.parts)} parts")
+        return whole.parts[where]
+    if named:
+        return next((named[name] for name in _TARGETS if name in named), None)
+    return whole.parts[1] if len(whole.parts) > 1 else None
+
+
 class Forward:
     """The signature of a model's forward."""
 

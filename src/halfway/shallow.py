@@ -1,6 +1,7 @@
 """Running the shallow part of a model: probes, rehearsals, and the validation on the first batch.
 
-All of these run the user's model, or the part of it up to the cut, and leave no trace but what they return.
+The shallow part ends at a layer, or is the whole model, and then only the backward pass is saved. All of these run the
+user's model, or that part of it, and leave no trace but what they return.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from . import batch
 from .flops import Meter
 from .guard import Guard, Memory, address, no_graph
 from .inputs import Forward, Inputs
@@ -34,13 +37,30 @@ class Stop(BaseException):
     """Raised at the cut to end a pass. A BaseException: no model's own `except` should swallow it."""
 
 
-class Probe(NamedTuple):
-    """The cut's output on all samples, the tape, and where the random generators were before."""
+class Seen(NamedTuple):
+    """What a pass over all samples showed.
+
+    features: the cut's output; of a whole model, the first of its outputs that has a row per sample.
+    outputs: all that the cut returned, detached.
+    watched: what entered the watched module, if there is one.
+    """
 
     features: Tensor
+    outputs: Any
+    watched: Tensor | None
+
+
+class Probe(NamedTuple):
+    """What was seen, the tape, and where the random generators were before."""
+
+    seen: Seen
     tape: Tape
     host_random: HostRandom
     torch_random: TorchRandom
+
+    @property
+    def features(self) -> Tensor:
+        return self.seen.features
 
     def rewind(self) -> None:
         """Put the random generators back, as if the probe had never happened."""
@@ -53,9 +73,10 @@ class Shallow:
 
     Args:
         root: the innermost model, without wrappers.
-        layer: the cut, a submodule of root.
+        layer: the cut, a submodule of root, or root itself.
         layer_name: its name, for messages.
         compiled: whether the model is called through torch.compile.
+        watched: a module whose input probes report, if it runs before the cut.
 
     Attributes:
         several_ranks: whether other processes train the same model, and may exchange its buffers.
@@ -63,9 +84,13 @@ class Shallow:
         autocast: the state of autocast in the model's last training call; None before the first.
     """
 
-    def __init__(self, root: nn.Module, layer: nn.Module, layer_name: str, compiled: bool) -> None:
+    def __init__(
+        self, root: nn.Module, layer: nn.Module, layer_name: str, compiled: bool, watched: nn.Module | None = None
+    ) -> None:
         self.root = root
         self.layer = layer
+        self.whole = layer is root
+        self.watched = watched
         self.layer_name = layer_name
         self.compiled = compiled
         self.several_ranks = False
@@ -99,23 +124,23 @@ class Shallow:
             found.append(output)
             raise Stop
 
-        features: Tensor | None = None
+        seen: Seen | None = None
         try:
-            with self.hooked(stop), self._passing(tensors[0]), recorder:
+            with self.hooked(stop), self._watching() as watched, self._passing(tensors[0]), recorder:
                 self._run(inputs)
-            features = self.features(found, size)
+            seen = self.seen(found, size, watched)
             if self.several_ranks and not recorder.written <= self._statistics():
                 # DDP's broadcast_buffers does so right before the forward, and does not always show in a version.
                 recorder.tape.refuse("the shallow part writes buffers of its own, which ranks exchange before the call")
         finally:
             recorder.undo()
             attributes.restore()
-            if features is None:
+            if seen is None:
                 host_random.restore()
                 torch_random.restore()
         if recorder.wrote_input:
             recorder.tape.refuse("the model changes its input in place")
-        return Probe(features, recorder.tape, host_random, torch_random)
+        return Probe(seen, recorder.tape, host_random, torch_random)
 
     def validate(
         self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int, rehearse: bool
@@ -171,7 +196,16 @@ class Shallow:
             )
         self.share = meter.shallow_share
 
+    def seen(self, found: list[Any], size: int, watched: list[Tensor] | None = None) -> Seen:
+        """What the cut returned, checked, and what entered the watched module."""
+        features = self.features(found, size)
+        outputs = tree_map_only(Tensor, Tensor.detach, found[0]) if self.whole else features
+        return Seen(features, outputs, watched[0] if watched else None)
+
     def features(self, found: list[Any], size: int) -> Tensor:
+        """The one tensor with a row per sample that the cut returned, detached."""
+        if self.whole:
+            return self._first_output(found[0], size)
         name = self.layer_name
         if not found:
             raise ValueError(
@@ -192,6 +226,15 @@ class Shallow:
                 "Cut at a layer outside of the part that folds or transposes the batch"
             )
         return features.detach()
+
+    def _first_output(self, outputs: Any, size: int) -> Tensor:
+        for leaf in batch.leaves(outputs):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim > 0 and leaf.shape[0] == size:
+                return leaf.detach().reshape(size, -1)
+        raise TypeError(
+            f"the model returns a {type(outputs).__name__} without a floating point tensor of {size} rows, one per "
+            "sample, so there is nothing to score; use a selector that looks at features or at nothing"
+        )
 
     def _refusal(self) -> str:
         if self.compiled:
@@ -232,6 +275,24 @@ class Shallow:
             yield
 
     @contextlib.contextmanager
+    def _watching(self) -> Iterator[list[Tensor]]:
+        """Collects what enters the watched module."""
+        found: list[Tensor] = []
+        if self.watched is None:
+            yield found
+            return
+
+        def entering(module: nn.Module, args: Any) -> None:
+            if args and isinstance(args[0], Tensor):
+                found.append(args[0].detach())
+
+        handle = self.watched.register_forward_pre_hook(entering)
+        try:
+            yield found
+        finally:
+            handle.remove()
+
+    @contextlib.contextmanager
     def hooked(self, at_cut: Callable[[nn.Module, Any, Any], None]) -> Iterator[None]:
         handle = self.layer.register_forward_hook(at_cut)
         try:
@@ -267,11 +328,12 @@ class Shallow:
         def enter(module: nn.Module, args: Any) -> None:
             entered.append(self._names.get(module, entered[-1]))
 
-        def stop(module: nn.Module, args: Any, output: Tensor) -> None:
+        def stop(module: nn.Module, args: Any, output: Any) -> None:
             rehearsal.finish()
             rehearsal.leave()
+            found = self.features([output], len(indices))
             expected = probe.features.index_select(0, indices).flatten(1)
-            off = disagreement(expected, output.flatten(1)) / tolerance(output)
+            off = disagreement(expected, found.flatten(1)) / tolerance(found)
             if off > ERROR:
                 raise Diverged(f"the features of {self.layer_name!r} depend on the other samples of the batch")
             raise Stop

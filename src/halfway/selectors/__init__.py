@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from .base import Candidates, Selection, Selector
 from .density import Density
+from .loss import Loss
 from .random import Random
 
-SELECTORS: dict[str, type[Selector]] = {s.name: s for s in (Density, Random)}
+SELECTORS: dict[str, type[Selector]] = {s.name: s for s in (Density, Loss, Random)}
 
 
 def make(selector: str | Selector) -> Selector:
@@ -18,4 +19,4 @@ def make(selector: str | Selector) -> Selector:
     raise ValueError(f"unknown selector {selector!r}; choose one of {sorted(SELECTORS)} or pass a Selector")
 
 
-__all__ = ["SELECTORS", "Candidates", "Density", "Random", "Selection", "Selector", "make"]
+__all__ = ["SELECTORS", "Candidates", "Density", "Loss", "Random", "Selection", "Selector", "make"]

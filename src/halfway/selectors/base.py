@@ -64,18 +64,18 @@ class Selector:
     Attributes:
         needs: what must have run before the choice. "nothing": the batch is cut before the model runs. "features": the
             shallow layers run on all samples. "outputs": the whole forward pass does, and only the backward is saved.
-        wants_ids, wants_targets: whether it looks at them, and whether it can do without.
+        wants_ids, wants_targets, wants_losses: whether it looks at them, and whether it can do without. Losses are
+            those of `blocker.observe(losses)`.
         target: which part of the batch holds the targets: a position or a name; None: the second part, or the first
             of the usual names (labels, target, ...).
-        learns_from_losses: whether it is fed by `blocker.observe(losses)`.
     """
 
     name: ClassVar[str]
     needs: Literal["nothing", "features", "outputs"] = "nothing"
     wants_ids: Wish = "no"
     wants_targets: Wish = "no"
+    wants_losses: Wish = "no"
     target: int | str | None = None
-    learns_from_losses: bool = False
 
     def bind(self, layer_name: str, layer: nn.Module) -> None:
         """Told once, by the blocker, where the features will come from."""

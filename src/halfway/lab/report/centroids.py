@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ... import functional as PF
 from ...modules import find_layer
+from ...seeds import seed_of
 from ...selectors import Density
 from ...selectors.density import find_channel_dim
 from .. import tasks
 from ..data import Data
-from ...seeds import seed_of
 from ..progress import Bar
 from ..recipe import Recipe
 from ..training import Training
