@@ -1,0 +1,416 @@
+"""What a sampler is: something that decides before the epoch which samples are trained on.
+
+It is a plain `torch.utils.data.Sampler`, so that pruned samples are not even loaded. A subclass decides (`decide`) and
+may learn from the losses of the samples that were trained on (`learn`). Order, ranks, weights, resuming and counting
+are done here, and the same for all.
+
+Shape suffixes: N samples of the data set, M retained, B of a batch. R ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import warnings
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from .. import functional as PF
+from ..memory import SampleMemory
+from ..ranks import Ranks
+from ..schedule import Schedule
+from ..seeds import seed_of
+from .weights import Index
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_STATE_VERSION = 1
+_STATE = {"version", "config", "epoch", "pruning", "retained", "weights", "memory", "counters"}
+_COUNTERS = {"offered", "retained", "pruned_epochs", "fed"}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The choice for one epoch.
+
+    retained: (M,) int64, sorted: the ids of the samples that are trained on.
+    weights: (M,) factors for their losses; None unless the method re-weights.
+    """
+
+    retained: Tensor
+    weights: Tensor | None = None
+
+
+class Common(TypedDict, total=False):
+    """The options all samplers have; see `EpochSampler`."""
+
+    schedule: Schedule | None
+    seed: int
+    process_group: ProcessGroup | None
+    timeout: float
+    shuffle: bool
+
+
+class EpochSampler(Sampler[int]):
+    """Base class. A subclass sets `name` and implements `decide`.
+
+        sampler = halfway.samplers.InfoBatch(dataset, prune_ratio=0.5, schedule=halfway.Schedule(0, 175))
+        loader = DataLoader(halfway.samplers.WithWeights(dataset), batch_size=128, sampler=sampler)
+        for epoch in range(200):
+            sampler.set_epoch(epoch)
+            for x, y, ids, weights in loader:
+                losses = F.cross_entropy(model(x), y, reduction="none")
+                sampler.observe(ids, losses)
+                (weights * losses).mean().backward(); optimizer.step(); optimizer.zero_grad()
+
+    Order: one permutation of all samples per (seed, epoch), without the pruned ones, so that two methods with the same
+    seed meet the samples they share in the same order. Of R ranks, rank r takes every R-th sample of it, beginning with
+    the r-th, and the up to R - 1 samples that are left over at the end sit this epoch out, so that all ranks are
+    equally long. Every rank makes the same decision.
+
+    Args:
+        data: the data set or N, its length.
+        prune_ratio: p in [0, 1), the share of samples to prune; what exactly that means is the method's to say.
+        schedule: the epochs to prune in; None: all. In the others every sample is trained on, with weight 1.
+        seed: of the order and of the method's randomness. Global generators are not touched.
+        process_group: of the ranks that train together; None: all of them.
+        timeout: seconds to wait for the other ranks.
+        shuffle: False takes the samples in the order of their ids.
+
+    Attributes:
+        num_samples: N.
+        ranks: the processes that train together.
+        memory: what is known about each sample; None for a method that remembers nothing.
+    """
+
+    name: ClassVar[str]
+    learns: ClassVar[bool] = False
+    memory: SampleMemory | None
+
+    def __init__(
+        self,
+        data: int | Sized,
+        prune_ratio: float,
+        *,
+        schedule: Schedule | None = None,
+        seed: int = 0,
+        process_group: ProcessGroup | None = None,
+        timeout: float = 300.0,
+        shuffle: bool = True,
+    ) -> None:
+        if not 0 <= prune_ratio < 1:
+            raise ValueError(f"prune_ratio is the share of samples to prune and must be in [0, 1), got {prune_ratio}")
+        if schedule is not None and schedule.unit != "epoch":
+            raise ValueError(
+                f"a sampler decides before each epoch, but {schedule} counts steps; use Schedule(..., unit='epoch')"
+            )
+        self.num_samples = _length(data)
+        self.prune_ratio = prune_ratio
+        self.schedule = schedule or Schedule()
+        self.seed = operator.index(seed)
+        self.shuffle = shuffle
+        self.memory = None
+        self._epoch: int | None = None
+        self._pruning = False
+        self._skip = 0
+        self._retained_N = torch.ones(self.num_samples, dtype=torch.bool)
+        self._weights_N = torch.ones(self.num_samples)
+        self._counters = dict.fromkeys(sorted(_COUNTERS), 0)
+        self._warned = False
+        self.ranks = Ranks(process_group, timeout)
+        if self.retained_count < self.ranks.size:
+            self.ranks.close()
+            raise ValueError(
+                f"{self.retained_count} of {self.num_samples} samples are retained, but there are {self.ranks.size} "
+                "ranks; lower prune_ratio or use fewer ranks"
+            )
+        self.ranks.agree(self._config())
+
+    # ------------------------------------------------------- what a method does
+
+    def decide(self, epoch: int, generator: torch.Generator) -> Decision:
+        """Choose the samples of an epoch. Called once for each epoch in which samples are pruned.
+
+        `generator` is the epoch's randomness, on the CPU: a function of (seed, epoch), the same on all ranks.
+        """
+        raise NotImplementedError
+
+    def learn(self, ids: Tensor, losses: Tensor) -> None:
+        """Take in the losses (B,) float32, without graph, of the samples ids (B,), for all ranks."""
+
+    def config(self) -> dict[str, Any]:
+        """The method's own settings, as plain values. Asked by `__init__`, so a subclass sets them before that."""
+        return {}
+
+    @property
+    def retained_count(self) -> int:
+        """M = N - round(p N), at least 1: the samples a method retains that prunes an exact number."""
+        return PF.retained_count(self.num_samples, self.prune_ratio)
+
+    def continues(self, epoch: int, period: int) -> bool:
+        """In `decide`: whether `epoch` and the epoch before lie in the same `period` of the pruning window."""
+        if self._epoch is None or not self._pruning:
+            return False
+        start = self.schedule.start
+        return (epoch - start) // period == (self._epoch - start) // period
+
+    # ---------------------------------------------------------------- the loop
+
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        """Decide who is trained on in this epoch; call it before the epoch. The same epoch is not decided twice.
+
+        Args:
+            epoch: from 0 on.
+            skip: samples of this rank that were trained on in this epoch before an interruption. What is left of the
+                same order follows. (R ranks that have done `skip` each have used up the first R * `skip` of the order.)
+        """
+        epoch, skip = _whole("epoch", epoch), _whole("skip", skip)
+        if self.memory is not None:
+            self.memory.check()
+        if epoch != self._epoch:
+            self._take(epoch)
+        if skip > self._share:
+            raise ValueError(
+                f"skip={skip} is more than the {self._share} samples of this rank in epoch {epoch}; it counts samples, "
+                "not batches, and those of one rank"
+            )
+        self._skip = skip
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's samples, as `Index` with a weight."""
+        self._ensure_epoch()
+        assert self._epoch is not None
+        order = torch.arange(self.num_samples)
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, self._epoch))
+            order = torch.randperm(self.num_samples, generator=generator)
+        order = order[self._retained_N[order]]
+        mine = order[: self._share * self.ranks.size][self.ranks.rank :: self.ranks.size][self._skip :]
+        # All at once, so that a loader that runs ahead cannot see the next epoch's decision.
+        return map(Index, mine.tolist(), self._weights_N[mine].tolist())
+
+    def __len__(self) -> int:
+        """The samples `__iter__` will yield on this rank, in this epoch."""
+        self._ensure_epoch()
+        return self._share - self._skip
+
+    def observe(self, ids: Tensor, losses: Tensor) -> None:
+        """The one line in the loop for a method that learns; all ranks must call it equally often. Others ignore it.
+
+        Args:
+            ids: (B,) whole numbers, the samples' positions in the data set.
+            losses: (B,) the loss of each, before weights. One that is not finite makes its sample unknown.
+        """
+        self._check_observed(ids, losses)
+        if self.learns:
+            self._counters["fed"] = 1
+            with torch.no_grad():
+                self.learn(ids.to(torch.int64), losses.detach().to(torch.float32))
+
+    def weights(self, ids: Tensor) -> Tensor:
+        """(B,) ids to (B,) float32 factors for their losses in this epoch, on the same device; 1 unless re-weighted.
+
+        For loops without `WithWeights`. Ids on an accelerator make the host wait for them.
+        """
+        self._ensure_epoch()
+        self._check_ids(ids)
+        return self._weights_N[ids.cpu()].to(ids.device)
+
+    # ---------------------------------------------------------- what was decided
+
+    @property
+    def retained(self) -> Tensor:
+        """(M,) int64, sorted: the ids that are trained on in this epoch, on all ranks together."""
+        self._ensure_epoch()
+        return self._retained_N.nonzero().squeeze(1)
+
+    @property
+    def last_ratio(self) -> float:
+        """The share of samples that are pruned in this epoch."""
+        self._ensure_epoch()
+        return 1 - int(self._retained_N.sum()) / self.num_samples
+
+    @property
+    def effective_ratio(self) -> float:
+        """The share of samples pruned over all epochs decided so far, also those outside the schedule."""
+        offered = self._counters["offered"]
+        return 1 - self._counters["retained"] / offered if offered else 0.0
+
+    # ------------------------------------------------------------- going on later
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on later, also in the middle of an epoch: plain tensors and values of always the same
+        shapes, the same on all ranks, loads with `weights_only=True`."""
+        memory = {}
+        if self.memory is not None:
+            self.memory.check()
+            memory = {key: value.clone() for key, value in self.memory.state_dict().items()}
+        return {
+            "version": _STATE_VERSION,
+            "config": json.dumps(self._config()),
+            "epoch": self._epoch,
+            "pruning": self._pruning,
+            "retained": self._retained_N.clone(),
+            "weights": self._weights_N.clone(),
+            "memory": memory,
+            "counters": dict(self._counters),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`; then call `set_epoch(epoch, skip=...)`. Another configuration is refused."""
+        kind = type(self).__name__
+        if not isinstance(state, dict) or set(state) != _STATE:
+            raise ValueError(f"this is not the state_dict of a sampler, which has {sorted(_STATE)}")
+        if state["version"] != _STATE_VERSION:
+            raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
+        self._refuse_other_configuration(state["config"])
+        for key in ("retained", "weights"):
+            if not isinstance(state[key], Tensor) or state[key].shape != (self.num_samples,):
+                raise ValueError(f"the state's {key!r} of a {kind} must be a tensor of shape ({self.num_samples},)")
+        if not isinstance(state["counters"], dict) or set(state["counters"]) != _COUNTERS:
+            raise ValueError(f"the state's 'counters' of a {kind} must have {sorted(_COUNTERS)}")
+        if self.memory is not None:
+            self.memory.settle()
+            self.memory.load_state_dict(state["memory"])
+        self._epoch = state["epoch"]
+        self._pruning = state["pruning"]
+        self._retained_N = state["retained"].to("cpu", torch.bool, copy=True)
+        self._weights_N = state["weights"].to("cpu", torch.float32, copy=True)
+        self._counters = dict(state["counters"])
+        self._skip = 0
+
+    def close(self) -> None:
+        """Give the process group back."""
+        self.ranks.close()
+
+    # ---------------------------------------------------------------------------
+
+    @property
+    def _share(self) -> int:
+        """The samples of one rank in this epoch."""
+        return int(self._retained_N.sum()) // self.ranks.size
+
+    def _take(self, epoch: int) -> None:
+        """Decide, and make it the decision of the current epoch."""
+        pruning = self.prune_ratio > 0 and self.schedule.active(epoch)
+        decision = Decision(torch.arange(self.num_samples))
+        if pruning:
+            self._warn_if_unfed()
+            with torch.no_grad():
+                decision = self.decide(epoch, torch.Generator().manual_seed(seed_of(self.seed, epoch, 1)))
+            if len(decision.retained) < self.ranks.size:
+                raise RuntimeError(
+                    f"{type(self).__name__} retains {len(decision.retained)} of {self.num_samples} samples in epoch "
+                    f"{epoch}, for {self.ranks.size} rank(s); lower prune_ratio"
+                )
+        self._retained_N = torch.zeros(self.num_samples, dtype=torch.bool)
+        self._retained_N[decision.retained] = True
+        self._weights_N = torch.ones(self.num_samples)
+        if decision.weights is not None:
+            self._weights_N[decision.retained] = decision.weights.to(torch.float32)
+        self._epoch = epoch
+        self._pruning = pruning
+        self._counters["offered"] += self.num_samples
+        self._counters["retained"] += len(decision.retained)
+        self._counters["pruned_epochs"] += pruning
+
+    def _warn_if_unfed(self) -> None:
+        if not self.learns or self._warned or self._counters["fed"] or not self._counters["pruned_epochs"]:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self).__name__} learns from losses but was told none in the last epoch; add "
+            "`sampler.observe(ids, losses)` to the loop, with one loss per sample (reduction='none') and the ids that "
+            "`halfway.WithIds` or `halfway.samplers.WithWeights` yields",
+            stacklevel=4,
+        )
+
+    def _ensure_epoch(self) -> None:
+        if self._epoch is None:
+            raise RuntimeError("this epoch is not decided yet; call sampler.set_epoch(epoch) before each epoch")
+
+    def _check_ids(self, ids: Any) -> None:
+        if not isinstance(ids, Tensor) or ids.ndim != 1 or ids.dtype == torch.bool or ids.dtype.is_floating_point:
+            raise ValueError(f"ids must be a tensor of whole numbers, one per sample, shape (B,), got {_kind(ids)}")
+        # On a device the memory finds out, without making the host wait.
+        if ids.device.type == "cpu" and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_samples:
+            raise ValueError(
+                f"ids must be from 0 to {self.num_samples - 1}, the samples' positions in the data set, got "
+                f"{int(ids.min())} to {int(ids.max())}"
+            )
+
+    def _check_observed(self, ids: Any, losses: Any) -> None:
+        self._check_ids(ids)
+        if not isinstance(losses, Tensor) or losses.shape != ids.shape or not losses.is_floating_point():
+            raise ValueError(
+                f"losses must be a float tensor with one loss per id, shape ({len(ids)},), got {_kind(losses)}; "
+                "compute them with reduction='none' (and average over pixels or tokens yourself)"
+            )
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "sampler": self.name,
+            "num_samples": self.num_samples,
+            "prune_ratio": self.prune_ratio,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            **{f"{self.name}.{key}": value for key, value in self.config().items()},
+            **{f"schedule.{key}": value for key, value in vars(self.schedule).items()},
+        }
+
+    def _refuse_other_configuration(self, config: Any) -> None:
+        mine = json.loads(json.dumps(self._config()))
+        try:
+            theirs = dict(json.loads(config))
+        except (TypeError, ValueError):
+            raise ValueError(f"this is not the state_dict of a sampler: its config is {config!r}") from None
+        differences = [
+            f"{key}: {theirs.get(key)!r} in the state, {mine.get(key)!r} here"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+        ]
+        if differences:
+            raise ValueError(f"the state belongs to another configuration ({'; '.join(differences)})")
+
+
+def highest(scores_N: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """(N,) scores to the (count,) sorted ids of the highest; NaN, nothing known, is above all. Ties fall at random."""
+    shuffled = torch.randperm(len(scores_N), generator=generator)
+    scores = scores_N.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))
+    ranking = shuffled[scores[shuffled].argsort(descending=True, stable=True)]
+    return ranking[:count].sort().values
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _length(data: Any) -> int:
+    try:
+        size = len(data) if isinstance(data, Sized) else operator.index(data)
+    except TypeError:
+        raise TypeError(
+            f"data must be a data set with a length, or its length, got a {type(data).__name__}; an iterable data set "
+            "cannot be sampled from"
+        ) from None
+    if size < 1:
+        raise ValueError("the data set is empty" if size == 0 else f"the length must be at least 1, got {size}")
+    return size
+
+
+def _whole(what: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be a whole number, got {value!r}") from None
+    if number < 0:
+        raise ValueError(f"{what} must be at least 0, got {number}")
+    return number
