@@ -84,6 +84,7 @@ class EpochSampler(Sampler[int]):
         shuffle: False takes the samples in the order of their ids.
 
     Attributes:
+        learns: whether it is fed by `observe`. reweights: whether its losses come with weights.
         num_samples: N.
         ranks: the processes that train together.
         memory: what is known about each sample; None for a method that remembers nothing.
@@ -91,6 +92,7 @@ class EpochSampler(Sampler[int]):
 
     name: ClassVar[str]
     learns: ClassVar[bool] = False
+    reweights: ClassVar[bool] = False
     memory: SampleMemory | None
 
     def __init__(
@@ -201,7 +203,8 @@ class EpochSampler(Sampler[int]):
         return self._share - self._skip
 
     def observe(self, ids: Tensor, losses: Tensor) -> None:
-        """The one line in the loop for a method that learns; all ranks must call it equally often. Others ignore it.
+        """The one line in the loop for a method that learns; others ignore it. All ranks must call it equally often and
+        with equally many samples, as they do with loaders of the same batch size.
 
         Args:
             ids: (B,) whole numbers, the samples' positions in the data set.

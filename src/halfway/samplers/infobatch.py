@@ -50,6 +50,7 @@ class InfoBatch(EpochSampler):
 
     name = "infobatch"
     learns = True
+    reweights = True
     memory: SampleMemory
 
     def __init__(
