@@ -1,0 +1,140 @@
+"""DivBS: samples whose gradients together make up most of the batch's mean gradient.
+
+Shape suffixes: B batch, S retained, C classes, D features, X positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..losses import logit_gradients
+from .base import Candidates, Selection
+from .last_layer import channels_first, last_linear, width_of
+from .outputs import OutputRanking
+
+# Below this share of what it could be, an inner product in float64 is taken for a rounding error.
+_ROUNDING = 1e-10
+# Columns that are converted to float64 at a time.
+_PART = 1 << 16
+_POOLING: dict[int, Callable[..., Tensor]] = {
+    3: F.adaptive_avg_pool1d,
+    4: F.adaptive_avg_pool2d,
+    5: F.adaptive_avg_pool3d,
+}
+
+
+class DivBS(OutputRanking):
+    """Diversified batch selection: one after the other, the sample that explains most of what is not explained yet.
+
+    What: g_i is the gradient of the i-th sample's loss with respect to the model's last linear layer (without bias),
+        the outer product of the gradient for the logits and of what enters the layer. Starting from the mean of all g,
+        the sample with the largest |<g_i, residual>| is retained, and what its g adds to the span of those retained
+        before is taken out of the residual; S times. Samples whose gradients repeat each other are pruned. Once
+        nothing is left of the residual, the others are drawn at random.
+    Source: Hong et al., "Diversified Batch Selection for Training Acceleration", ICML 2024. Their public code draws the
+        next sample in proportion to |<g_i, residual>| and computes gradients in eval mode; ours takes the largest, in
+        the training mode's own forward pass.
+    Cost: the forward pass of all samples, see `selectors/outputs.py`, and O(B^2 (C + D) + B S^2) for the choice, in
+        inner products: no gradient is ever materialised (dense outputs: (B, C, D) numbers are).
+    Caveats: the S picks follow one another, each a dozen small kernels. Prefers large gradients. Dense outputs: g_i is
+        the sum over positions, with the gradient for the logits averaged to the resolution of the layer's input. Many
+        positions but one prediction (tokens, pooling behind the last layer): their mean enters. A model that does not
+        end in a linear layer or a 1 x 1 convolution with an output per class: the gradients for the logits alone are
+        compared, which without positions span at most C - 1 directions.
+
+    Args:
+        loss_fn: loss_fn(logits, targets) -> (B,), differentiable; None: cross-entropy.
+        target: see `Selector`.
+    """
+
+    name = "divbs"
+
+    _layer: nn.Module | None = None
+
+    def watches(self, root: nn.Module) -> nn.Module | None:
+        self._layer = last_linear(root)
+        return self._layer
+
+    def select(self, candidates: Candidates, count: int) -> Selection:
+        delta = logit_gradients(candidates.outputs, candidates.targets, self.loss_fn)
+        gram_BB = inner_products(delta, self._input_of_last_layer(candidates.watched, delta))
+        size_B = gram_BB.diagonal()
+        self.finite_or_random(size_B, candidates)
+        # With nothing to explain everybody is drawn at random.
+        gram_BB = torch.where(size_B.isfinite().all(), gram_BB, 0.0)
+        return Selection(greedy(gram_BB, count, candidates.generator).sort().values)
+
+    def _input_of_last_layer(self, watched: Tensor | None, delta: Tensor) -> Tensor | None:
+        """(B, D, positions ...), or None if there is none that belongs to these logits."""
+        if watched is None or (self._layer is not None and width_of(self._layer) != delta.shape[1]):
+            return None
+        return channels_first(watched, self._layer)
+
+
+def inner_products(delta: Tensor, h: Tensor | None) -> Tensor:
+    """(B, B) float64: <g_i, g_j> with g_i = sum over positions of delta_i (x) h_i.
+
+    Args:
+        delta: (B, C, positions ...), gradients for the logits.
+        h: (B, D, positions ...), what enters the last layer; None: g_i = delta_i, with all its positions.
+    """
+    if h is None:
+        return _gram(delta.flatten(1))
+    if delta.ndim == 2 or delta.ndim != h.ndim:
+        # No positions, or none that correspond. One prediction from many positions comes from their mean, many
+        # predictions from one position add up.
+        delta_BC = delta if delta.ndim == 2 else delta.flatten(2).sum(2)
+        h_BD = h if h.ndim == 2 else h.flatten(2).mean(2)
+        return _gram(delta_BC) * _gram(h_BD)
+    if delta.shape[2:] != h.shape[2:]:
+        # The adjoint of interpolation, up to a constant.
+        delta = _POOLING[delta.ndim](delta, h.shape[2:])
+    return _gram(torch.einsum("bcx,bdx->bcd", delta.flatten(2), h.flatten(2).to(delta)).flatten(1))
+
+
+def greedy(gram_BB: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """(S,) rows in the order in which they are picked, from inner products of gradients (B, B).
+
+    With e_1, e_2, ... the directions picked so far, orthonormal, what is kept up to date is <g_i, e_t>, <g_i, residual>
+    and the square of what of g_i lies outside of their span: all that the choice depends on.
+    """
+    B = len(gram_BB)
+    chance_B = torch.rand(B, generator=generator, device=gram_BB.device, dtype=gram_BB.dtype)
+    along_BS = gram_BB.new_zeros(B, count)
+    towards_B = gram_BB.mean(1)
+    size_B = gram_BB.diagonal()
+    outside_B = size_B.clone()
+    picked_B = torch.zeros(B, dtype=torch.bool, device=gram_BB.device)
+    # <g_i, residual> is at most the product of their lengths at the beginning.
+    negligible_B = _ROUNDING * (size_B * gram_BB.mean()).clamp_min(0).sqrt()
+    rows = []
+    for t in range(count):
+        # Within the span <g_i, residual> is zero but for rounding.
+        counts_B = ~picked_B & (outside_B > _ROUNDING * size_B) & (towards_B.abs() > negligible_B)
+        going_on = counts_B.any()
+        score_B = torch.where(going_on, torch.where(counts_B, towards_B.abs(), 0.0), chance_B)
+        score_B = score_B.masked_fill(picked_B, -1.0)
+        row = score_B.argmax(0, keepdim=True)
+        new_B = gram_BB.index_select(1, row).squeeze(1)
+        new_B = new_B - along_BS[:, :t] @ along_BS[:, :t].index_select(0, row).squeeze(0)
+        scale = torch.where(going_on, outside_B.index_select(0, row).rsqrt(), 0.0)
+        new_B = new_B * scale
+        towards_B = towards_B - new_B * (towards_B.index_select(0, row) * scale)
+        outside_B = outside_B - new_B.square()
+        along_BS[:, t] = new_B
+        picked_B.index_fill_(0, row, True)
+        rows.append(row)
+    return torch.cat(rows)
+
+
+def _gram(vectors: Tensor) -> Tensor:
+    """(B, ...) to (B, B) float64, part by part: a float64 copy of dense outputs would be large."""
+    gram_BB = vectors.new_zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for part in vectors.split(_PART, 1):
+        part = part.to(torch.float64)
+        gram_BB += part @ part.T
+    return gram_BB
