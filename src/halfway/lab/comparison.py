@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from .data import Data
 from .environment import environment
 from .files import write_json
 from .measure import Clock, interleaved, quartiles
-from .recipe import FULL, Recipe
+from .methods import FULL
+from .recipe import Recipe
 from .run_folder import RunFolder
 from .run_result import RunResult
 from .training import Training, check
@@ -62,12 +64,19 @@ def results(trials: Sequence[Trial], folder: Path) -> dict[Group, dict[int, RunR
 
 
 def time_steps(
-    groups: Sequence[Group], recipes: dict[Group, Recipe], device: torch.device, rounds: int
+    groups: Sequence[Group],
+    recipes: dict[Group, Recipe],
+    device: torch.device,
+    rounds: int,
+    shares: Mapping[Group, float],
 ) -> dict[str, Any]:
     """Wall time of a pruned step of each group relative to a full one: median and quartiles over rounds.
 
     Every group takes its step on the same batch in turn, in rotating order. Groups whose recipe differs in more than
     the pruning (another batch size, say) are timed against full training of their own.
+
+    Args:
+        shares: for methods that decide before the epoch: how many steps are left of one. Their steps are whole ones.
     """
     load = _Loader(device)
     timings: dict[str, Any] = {}
@@ -86,20 +95,28 @@ def time_steps(
         seconds = interleaved(steps, rounds, Clock(device), "timing steps")
         whole = [sum(phases) for phases in seconds["full"]]
         for label in steps:
-            ratios = [sum(mine) / full_seconds for mine, full_seconds in zip(seconds[label], whole, strict=True)]
             name = full.label if label == "full" else label
+            share = next((share for group, share in shares.items() if group.label == name), 1.0)
+            ratios = [
+                share * sum(mine) / full_seconds for mine, full_seconds in zip(seconds[label], whole, strict=True)
+            ]
             timings[name] = {**quartiles(ratios), "rounds": rounds}
     return timings
 
 
-def timing(
-    groups: Sequence[Group], recipes: dict[Group, Recipe], folder: Path, device: torch.device, rounds: int
-) -> Any:
+def timing(trials: Sequence[Trial], folder: Path, device: torch.device, rounds: int) -> Any:
     """The timing in the folder, measured anew if it does not cover all groups."""
     path = folder / "timing.json"
     known = json.loads(path.read_text()) if path.exists() else {"steps": {}}
-    if rounds and any(group.label not in known["steps"] for group in groups):
-        known = {"steps": time_steps(groups, recipes, device, rounds), **environment(device)}
+    recipes = {trial.group: trial.recipe for trial in trials}
+    if rounds and any(group.label not in known["steps"] for group in recipes):
+        shares = {
+            group: statistics.fmean(1 - run.effective_ratio[0] for run in runs.values())
+            for group, runs in results(trials, folder).items()
+            if (method := recipes[group].pruning) is not None and method.before_epoch
+        }
+        steps = time_steps(list(recipes), recipes, device, rounds, shares)
+        known = {"steps": steps, **environment(device)}
         write_json(path, known)
     return known
 
@@ -109,6 +126,8 @@ def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[],
     recipe = dataclasses.replace(recipe, window=(0, None), length=10**6)
     training = Training(recipe, loaded, device, show=False)
     training.model.train()
+    if training.sampler is not None:
+        training.sampler.set_epoch(0)
     batch = next(iter(loaded.train.batches(training.order.epoch(0)[:1])))
 
     return lambda: training.train_step(*batch)

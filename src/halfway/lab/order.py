@@ -35,14 +35,17 @@ class BatchOrder:
         """Batches in an epoch."""
         return self.samples // self.batch_size
 
-    def epoch(self, epoch: int, first: int = 0) -> list[tuple[Tensor, int]]:
-        """(ids, augmentation seed) of the batches of an epoch, from the `first` on."""
-        generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
-        shuffled = torch.randperm(self.samples, generator=generator)
+    def epoch(self, epoch: int, first: int = 0, mine: Tensor | None = None) -> list[tuple[Tensor, int]]:
+        """(ids, augmentation seed) of the batches of an epoch, from the `first` on.
+
+        mine: this rank's ids in order, where somebody has chosen among them; None: its share of all of them.
+        """
+        if mine is None:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
+            shuffled = torch.randperm(self.samples, generator=generator)
+            mine = shuffled[: self.per_epoch * self.batch_size][self.rank :: self.ranks]
+        size = self.batch_size // self.ranks
         return [
-            (
-                shuffled[b * self.batch_size : (b + 1) * self.batch_size][self.rank :: self.ranks],
-                seed_of(self.seed, epoch, b, self.rank),
-            )
-            for b in range(first, self.per_epoch)
+            (mine[b * size : (b + 1) * size], seed_of(self.seed, epoch, b, self.rank))
+            for b in range(first, len(mine) // size)
         ]

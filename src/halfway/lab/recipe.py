@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from ..samplers import EpochSampler
 from ..schedule import Schedule
-from ..selectors import SELECTORS, Selector
+from ..selectors import Selector
+from . import methods as known_methods
 from .data.settings import DataSettings
+from .methods import FULL, IMPLEMENTATIONS, Method
 
 FOLDER = Path(__file__).parent / "recipes"
-FULL = "full"
-# The paper's name for its method, beside the selector's own.
-ALIASES = {"pfb": "density"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,9 @@ class Paper:
 class Recipe:
     """All settings of a training. `length`, `window`, `log_every` and warm-up are counted in `unit`s.
 
-    cut: the layer PFB blocks at. window: prune from [start, to stop), None for the end. method: "full", "pfb", or any
-    selector's name. density: settings of `halfway.Density`. log_every: how often metrics and a checkpoint are written;
+    cut: the layer PFB blocks at. window: prune from [start, to stop), None for the end. method: one of `methods.names`.
+    methods: settings of methods by name; in files and on the command line each is a section of its own, like
+    `density: {noise: 0.1}`. log_every: how often metrics and a checkpoint are written;
     evaluate_every: how many of those intervals lie between two evaluations (the last one always evaluates).
     multi_scale: scales of the final evaluation, each also flipped. auxiliary_weight: of the auxiliary head's loss.
     precision: "amp" is float16 with a gradient scaler on CUDA and bfloat16 elsewhere.
@@ -97,7 +97,7 @@ class Recipe:
     method: str = "pfb"
     prune_ratio: float = 0.3
     seed: int = 0
-    density: dict[str, Any] = field(default_factory=dict)
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     label_smoothing: float = 0.0
     clip_norm: float | None = None
     auxiliary_weight: float = 0.4
@@ -115,26 +115,54 @@ class Recipe:
         for name in ("length", "batch_size", "log_every", "evaluate_every", "evaluation_batch"):
             _in_range(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _in_range("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "positive")
-        known = [FULL, *ALIASES, *(name for name in SELECTORS if name not in ALIASES.values())]
-        if self.method not in (*known, *SELECTORS):
-            raise ValueError(f"unknown method {self.method!r}; choose one of {', '.join(known)}")
+        if self.method != FULL:
+            known_methods.find(self.method)
         self.schedule  # noqa: B018  a window that ends before it begins is refused here
-        for option in self.density:
-            names = list(inspect.signature(SELECTORS["density"]).parameters)
-            if option not in names:
-                raise ValueError(f"density has no setting {option!r}{_closest(option, names)}")
+        for name, settings in self.methods.items():
+            if not isinstance(settings, Mapping):
+                raise ValueError(f"{name} is a section of settings, got {settings!r}")
+            for option in settings:
+                names = list(known_methods.settings_of(name))
+                if option not in names:
+                    raise ValueError(f"{name} has no setting {option!r}{_closest(option, names)}")
 
     @property
-    def selector_name(self) -> str | None:
-        """None where nothing is pruned, so that the plain loop runs."""
-        return None if self.method == FULL or self.prune_ratio == 0 else ALIASES.get(self.method, self.method)
+    def prunes(self) -> bool:
+        """Where it does not, the plain loop runs."""
+        return self.method != FULL and self.prune_ratio > 0
 
-    def selector(self) -> Selector | None:
-        """A new selector, with its settings."""
-        name = self.selector_name
-        if name is None:
+    @property
+    def pruning(self) -> Method | None:
+        """The method, None where nothing is pruned."""
+        return known_methods.find(self.method) if self.prunes else None
+
+    @property
+    def method_settings(self) -> dict[str, Any]:
+        """The settings of its method."""
+        return dict(self.methods.get(self.pruning.implementation, {})) if self.pruning is not None else {}
+
+    def selector(self, **known: Any) -> Selector | None:
+        """A new selector with its settings, if the method decides within the batch.
+
+        known: what a selector may ask for (`loss_fn`, `num_samples`).
+        """
+        method = self.pruning
+        return None if method is None or method.before_epoch else method.selector(self.method_settings, **known)
+
+    def sampler(self, samples: int, per_epoch: int) -> EpochSampler | None:
+        """A new sampler with its settings, if the method decides before the epoch.
+
+        per_epoch: steps of an epoch of all data. A window in steps begins and ends at the nearest epoch, and not before
+        the second if there is anything before it: whoever learns from losses needs to have seen some.
+        """
+        method = self.pruning
+        if method is None or not method.before_epoch:
             return None
-        return SELECTORS[name](**(self.density if name == "density" else {}))
+        start, stop = self.window
+        if self.unit == "step":
+            start, stop = _scaled(start, 1 / per_epoch), None if stop is None else round(stop / per_epoch)
+        schedule = Schedule(start, None if stop is None else max(start, stop))
+        return method.sampler(samples, self.prune_ratio, self.method_settings, schedule=schedule, seed=self.seed)
 
     @property
     def score_name(self) -> str:
@@ -173,8 +201,10 @@ class Recipe:
         return value
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for YAML."""
-        return _plain(dataclasses.asdict(self))
+        """As plain values, for YAML; the settings of each method as a section."""
+        content = _plain(dataclasses.asdict(self))
+        methods = content.pop("methods")
+        return {**content, **methods}
 
 
 # --------------------------------------------------------------------- reading
@@ -225,7 +255,10 @@ def dump(recipe: Recipe) -> str:
 
 def from_dict(content: Mapping[str, Any]) -> Recipe:
     """A recipe from plain values; every key and type is checked."""
-    return _make(Recipe, content, "")
+    if "methods" in content:
+        raise ValueError("no setting 'methods'; each method is a section of its own, like density.noise=0.1")
+    own = {key: value for key, value in content.items() if key not in IMPLEMENTATIONS}
+    return _make(Recipe, {**own, "methods": {k: v for k, v in content.items() if k in IMPLEMENTATIONS}}, "")
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..cost import Cost
     from .recipe import Recipe
 
 _DESCRIPTION = """\
@@ -59,10 +58,12 @@ COLUMNS = ("recipe", "cut", "p", "F/T", "step", "run", "saved", "paper: saved", 
 
 def cost_rows(recipe: Recipe) -> list[tuple[str, ...]]:
     """A row for each of the paper's ratios, or one for the recipe's own."""
+    from .price import predicted_cost
+
     paper = recipe.paper
     rows: list[tuple[str, ...]] = []
     for ratio in sorted(paper.pfb) if paper is not None else [recipe.prune_ratio]:
-        cost = predicted_cost(recipe, ratio)
+        cost = predicted_cost(recipe.with_settings({"prune_ratio": ratio}))
         saved = score = ""
         if paper is not None:
             saved = f"{paper.saved[ratio]:.1%}" if ratio in paper.saved else ""
@@ -70,18 +71,3 @@ def cost_rows(recipe: Recipe) -> list[tuple[str, ...]]:
         figures = (f"{cost.shallow_share:.3f}", f"{cost.step:.3f}", f"{cost.run:.3f}", f"{1 - cost.run:.1%}")
         rows.append((recipe.name, recipe.cut, f"{ratio:g}", *figures, saved, score))
     return rows
-
-
-def predicted_cost(recipe: Recipe, ratio: float) -> Cost:
-    """PFB's cost at a ratio, from one forward pass on the meta device: nothing is computed."""
-    import torch
-
-    from ..cost import cost
-    from . import nets
-
-    with torch.device("meta"):
-        model = nets.build(
-            recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed, recipe.data.size[0]
-        )
-    example = torch.empty(2, 3, *recipe.data.size, device="meta")
-    return cost(model.train(), recipe.cut, ratio, example, schedule=recipe.schedule, length=recipe.length)

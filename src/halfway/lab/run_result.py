@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from . import recipe as recipes
-from .recipe import FULL, Recipe
+from .methods import FULL
+from .recipe import Recipe
 from .run_folder import RunFolder
 
 
@@ -47,7 +48,7 @@ class RunResult:
 
     @property
     def method(self) -> str:
-        return self.recipe.method if self.recipe.selector_name is not None else FULL
+        return self.recipe.method if self.recipe.prunes else FULL
 
     @property
     def effective_ratio(self) -> tuple[float, float]:

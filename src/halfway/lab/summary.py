@@ -12,7 +12,19 @@ from .paired import Difference, difference, standard_error
 from .run_result import RunResult
 from .trials import Group
 
-COLUMNS = ("method", "score", "n", "- full", "- random", "pruned, step / run", "FLOPs, step / run", "wall, step")
+COLUMNS = (
+    "method",
+    "score",
+    "n",
+    "- full",
+    "- random",
+    "- random, same cost",
+    "pruned, step / run",
+    "FLOPs, step / run",
+    "wall, step",
+)
+# Runs whose FLOPs differ by less, relative to full data, cost the same: batches prune whole samples.
+SAME_COST = 0.01
 Results = Mapping[Group, Mapping[int, RunResult]]
 
 
@@ -20,6 +32,7 @@ Results = Mapping[Group, Mapping[int, RunResult]]
 class Row:
     """A group of runs. Scores and differences are in percent (points), costs relative to full data.
 
+    minus_random: at the same ratio, minus_random_at_cost: at the ratio where it costs the same.
     effective_ratio, flops: (in pruned steps, in the run). wall: median and quartiles of a pruned step, if measured.
     """
 
@@ -29,6 +42,7 @@ class Row:
     error: float | None
     minus_full: Difference | None
     minus_random: Difference | None
+    minus_random_at_cost: Difference | None
     effective_ratio: tuple[float, float]
     flops: tuple[float, float]
     seconds: float
@@ -38,10 +52,17 @@ class Row:
 def summarise(results: Results, timing: Mapping[str, Any]) -> list[Row]:
     """One row per group that has a finished run."""
     scores = {group: {seed: run.score for seed, run in runs.items()} for group, runs in results.items()}
-    return [_row(group, runs, scores, timing.get(group.label)) for group, runs in results.items()]
+    flops = {group: _mean_pair([run.flops for run in runs.values()]) for group, runs in results.items()}
+    return [_row(group, runs, scores, flops, timing.get(group.label)) for group, runs in results.items()]
 
 
-def _row(group: Group, runs: Mapping[int, RunResult], scores: dict[Group, dict[int, float]], wall: Any) -> Row:
+def _row(
+    group: Group,
+    runs: Mapping[int, RunResult],
+    scores: dict[Group, dict[int, float]],
+    flops: dict[Group, tuple[float, float]],
+    wall: Any,
+) -> Row:
     mine = scores[group]
 
     def minus(rival: Group) -> Difference | None:
@@ -54,11 +75,23 @@ def _row(group: Group, runs: Mapping[int, RunResult], scores: dict[Group, dict[i
         error=standard_error(list(mine.values())),
         minus_full=minus(group.rival_full),
         minus_random=minus(group.rival("random")) if group.ratio is not None else None,
+        minus_random_at_cost=minus(_random_at_cost(group, flops)) if group.ratio is not None else None,
         effective_ratio=_mean_pair([run.effective_ratio for run in runs.values()]),
-        flops=_mean_pair([run.flops for run in runs.values()]),
+        flops=flops[group],
         seconds=statistics.fmean(run.seconds for run in runs.values()),
         wall=wall,
     )
+
+
+def _random_at_cost(group: Group, flops: dict[Group, tuple[float, float]]) -> Group:
+    """The random pruning whose run costs most nearly the same; the group itself if none does."""
+    settings = group.rival("random").settings
+
+    def far(other: Group) -> float:
+        return abs(flops[other][1] - flops[group][1])
+
+    found = [g for g in flops if g.method == "random" and g.settings == settings and far(g) <= SAME_COST]
+    return min(found, key=far, default=group)
 
 
 def cells(row: Row) -> list[str]:
@@ -70,6 +103,7 @@ def cells(row: Row) -> list[str]:
         str(len(row.scores)),
         difference_text(row.minus_full),
         difference_text(row.minus_random),
+        difference_text(row.minus_random_at_cost),
         f"{row.effective_ratio[0]:.3f} / {row.effective_ratio[1]:.3f}",
         f"{row.flops[0]:.3f} / {row.flops[1]:.3f}",
         "" if wall is None else f"{wall['median']:.2f} [{wall['q1']:.2f}, {wall['q3']:.2f}]",

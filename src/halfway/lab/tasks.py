@@ -7,7 +7,7 @@ intersection over union of the classes, where pixels of 255 do not count.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,8 +26,12 @@ class Task:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
-    def loss(self, outputs: Any, y: Tensor) -> Tensor:
-        """A scalar: the mean over the samples (and pixels) of the batch."""
+    def loss(self, outputs: Any, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """A scalar: the mean over the samples (and pixels) of the batch, each times its weight (B,)."""
+        raise NotImplementedError
+
+    def losses(self, outputs: Any, y: Tensor) -> Tensor:
+        """(B,) the loss of each sample, for methods that score by it; of an image the mean over its pixels."""
         raise NotImplementedError
 
     def metric(self) -> Any:
@@ -74,8 +78,13 @@ class Task:
 
 
 class Classification(Task):
-    def loss(self, outputs: Any, y: Tensor) -> Tensor:
+    def loss(self, outputs: Any, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is not None:
+            return (weights * self.losses(outputs, y)).mean()
         return F.cross_entropy(outputs, y, label_smoothing=self.recipe.label_smoothing)
+
+    def losses(self, outputs: Any, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, label_smoothing=self.recipe.label_smoothing, reduction="none")
 
     def metric(self) -> Any:
         from torchmetrics.classification import MulticlassAccuracy
@@ -89,20 +98,29 @@ class Classification(Task):
 class Segmentation(Task):
     """Models return logits (B, C, H, W), or a mapping with "out" and, for an auxiliary head, "aux"."""
 
-    def loss(self, outputs: Any, y: Tensor) -> Tensor:
-        if isinstance(outputs, Tensor):
-            return self._pixels(outputs, y)
-        loss = self._pixels(outputs["out"], y)
-        if "aux" in outputs:
-            loss = loss + self.recipe.auxiliary_weight * self._pixels(outputs["aux"], y)
-        return loss
-
-    def _pixels(self, logits: Tensor, y: Tensor) -> Tensor:
-        each = F.cross_entropy(
-            logits, y, ignore_index=IGNORE, label_smoothing=self.recipe.label_smoothing, reduction="sum"
-        )
+    def loss(self, outputs: Any, y: Tensor, weights: Tensor | None = None) -> Tensor:
         # Not `reduction="mean"`, which is 0/0 on a batch without a single labelled pixel.
-        return each / (y != IGNORE).sum().clamp(min=1)
+        pixels = (y != IGNORE).sum().clamp(min=1)
+        if weights is None:
+            return self._both_heads(outputs, lambda logits: self._entropy(logits, y, "sum") / pixels)
+        return self._both_heads(
+            outputs, lambda logits: (weights * self._entropy(logits, y, "none").sum((1, 2))).sum() / pixels
+        )
+
+    def losses(self, outputs: Any, y: Tensor) -> Tensor:
+        pixels = (y != IGNORE).sum((1, 2)).clamp(min=1)
+        return self._both_heads(outputs, lambda logits: self._entropy(logits, y, "none").sum((1, 2)) / pixels)
+
+    def _both_heads(self, outputs: Any, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        if isinstance(outputs, Tensor):
+            return loss(outputs)
+        if "aux" not in outputs:
+            return loss(outputs["out"])
+        return loss(outputs["out"]) + self.recipe.auxiliary_weight * loss(outputs["aux"])
+
+    def _entropy(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
+        smoothing = self.recipe.label_smoothing
+        return F.cross_entropy(logits, y, ignore_index=IGNORE, label_smoothing=smoothing, reduction=reduction)
 
     def metric(self) -> Any:
         from torchmetrics.classification import MulticlassJaccardIndex

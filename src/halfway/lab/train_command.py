@@ -108,19 +108,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 def default_folder(recipe: Recipe) -> Path:
     """runs/RECIPE-METHOD-RATIO-sSEED."""
-    pruned = [] if recipe.selector_name is None else [f"{recipe.prune_ratio:g}"]
+    pruned = [f"{recipe.prune_ratio:g}"] if recipe.prunes else []
     method = recipe.method if pruned else "full"
     return Path("runs") / "-".join([recipe.name, method, *pruned, f"s{recipe.seed}"])
 
 
 def _what(recipe: Recipe) -> str:
     length = f"{recipe.length:,} {recipe.unit}s of batches of {recipe.batch_size}"
-    if recipe.selector_name is None:
+    if not recipe.prunes:
         return f"full data, {length}"
     start, stop = recipe.window
-    where = f" at {recipe.cut}" if recipe.selector_name == "density" else ""
+    where = f" at {recipe.cut}" if _looks_at_the_cut(recipe) else ""
     window = f"{recipe.unit}s {start}-{recipe.length if stop is None else stop}"
     return f"{recipe.method}{where}, p = {recipe.prune_ratio:g} in {window}, {length}"
+
+
+def _looks_at_the_cut(recipe: Recipe) -> bool:
+    selector = recipe.selector()
+    return selector is not None and selector.needs == "features"
 
 
 def _again() -> str:

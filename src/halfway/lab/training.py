@@ -8,6 +8,8 @@ What is worth knowing:
 - A checkpoint holds all there is: weights, optimizer, policy, scaler, blocker, counts, random generators. A training
   that was killed at any moment and resumed ends with the same bits (on a GPU: if its kernels are deterministic).
 - `method="full"` and a ratio of 0 run without a blocker: the plain loop.
+- Where a sampler decides before the epoch, an epoch has fewer steps. Time is then still counted in steps of full data:
+  each of n batches of an epoch stands for 1/n of it, for the learning rate, rounds, windows and lengths alike.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from .recipe import Recipe
 from .retention import Retention
 from .run_folder import RunFolder
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass
@@ -89,8 +91,11 @@ class Training:
         self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, recipe.optimizer.lr, self.steps, warmup)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp" and device.type == "cuda")
         self.blocker = self._make_blocker()
+        self.sampler = recipe.sampler(len(data.train), self.order.per_epoch)
         self.retention = Retention(data.train, device)
         self.step = 0
+        # With a sampler: batches trained on, and steps of full data in epochs that were pruned.
+        self._batches = self._pruned_steps = 0
         self._round = self._new_round()
 
     # ------------------------------------------------------------------ set-up
@@ -99,7 +104,7 @@ class Training:
     def name(self) -> str:
         """For the progress bar."""
         r = self.recipe
-        return r.name if r.selector_name is None else f"{r.name} {r.method} {r.prune_ratio:g}"
+        return f"{r.name} {r.method} {r.prune_ratio:g}" if r.prunes else r.name
 
     def _make_model(self) -> tuple[nn.Module, nn.Module]:
         r = self.recipe
@@ -113,7 +118,7 @@ class Training:
         return model, DistributedDataParallel(model, device_ids=on)
 
     def _make_blocker(self) -> ForwardBlocker | None:
-        selector = self.recipe.selector()
+        selector = self.recipe.selector(loss_fn=self.task.losses, num_samples=len(self.data.train))
         if selector is None:
             return None
         return ForwardBlocker(
@@ -149,28 +154,62 @@ class Training:
 
     def train_epoch(self, logs: Logs, bar: Bar, stop: Callable[[], bool] = lambda: False) -> bool:
         """The rest of the current epoch; False if it was stopped."""
-        epoch, first = divmod(self.step, self.order.per_epoch)
+        epoch = self.step // self.order.per_epoch
         if self.blocker is not None:
             self.blocker.set_epoch(epoch)
         self.model.train()
-        plan = self.order.epoch(epoch, first)[: self.steps - self.step]
+        begin = time.perf_counter()
+        plan, ends = self._plan(epoch)
         batches = iter(self.data.train.batches(plan))
-        for _ in plan:
-            begin = time.perf_counter()
+        for end in ends:
+            asked = time.perf_counter()
             x, y, ids = next(batches)
             arrived = time.perf_counter()
             loss = self.train_step(x, y, ids)
-            self._round.add(loss, time.perf_counter() - begin, arrived - begin)
-            self.step += 1
-            bar.update()
+            before, ended = self.step, self._advance(end)
+            self._round.add(loss, time.perf_counter() - begin, arrived - asked)
+            bar.update(self.step - before)
             if bar.due:
                 bar.figures(**self._figures(loss, epoch))
-            if self.step % self.round_steps == 0 or self.step == self.steps:
+            if ended:
                 self._end_round(logs)
             elif stop():
                 self._save(logs)
                 return False
+            begin = time.perf_counter()
         return True
+
+    def _plan(self, epoch: int) -> tuple[list[tuple[Tensor, int]], list[int]]:
+        """The batches that are left of an epoch, and the step of full data each of them ends at."""
+        per_epoch, start = self.order.per_epoch, epoch * self.order.per_epoch
+        mine = None
+        if self.sampler is not None:
+            self.sampler.set_epoch(epoch)
+            mine = torch.tensor(list(self.sampler), dtype=torch.int64)
+            if self.step == start and self.sampler.last_ratio > 0 and self.rank == 0:
+                self.retention.note(torch.arange(len(self.data.train)), self.sampler.retained)
+        batches = len(self.order.epoch(epoch, 0, mine))
+        if batches == 0:
+            raise ValueError(
+                f"less than one batch of {self.recipe.batch_size} samples is left in epoch {epoch}; take a smaller "
+                "prune_ratio or batch_size"
+            )
+        # The inverse of the steps below: how many batches of this epoch have been trained on.
+        first = -(-(self.step - start) * batches // per_epoch)
+        ends = [min(start + (b + 1) * per_epoch // batches, self.steps) for b in range(first, batches)]
+        # The last batch is the one that reaches the end.
+        ends = ends[: ends.index(self.steps) + 1] if self.steps in ends else ends
+        return self.order.epoch(epoch, first, mine)[: len(ends)], ends
+
+    def _advance(self, end: int) -> bool:
+        """Count a batch that ends at step `end` of full data; returns whether a round is over."""
+        before, self.step = self.step, end
+        for _ in range(end - before):
+            self.policy.step()
+        self._batches += 1
+        if self.sampler is not None and self.sampler.last_ratio > 0:
+            self._pruned_steps += end - before
+        return end == self.steps or end // self.round_steps > before // self.round_steps
 
     def train_step(self, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
         """One step; returns the loss, detached, on the device."""
@@ -181,7 +220,9 @@ class Training:
                 x, y = self.blocker(x, y, ids=ids)
                 if self.blocker.last is not None:
                     self.retention.note(ids, self.blocker.last.indices)
-            loss = self.task.loss(self.wrapped(x), y)
+            outputs = self.wrapped(x)
+            loss = self.task.loss(outputs, y, self._weights(ids))
+        self._observe(ids, outputs, y)
         self.scaler.scale(loss).backward()
         if self.recipe.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
@@ -189,8 +230,27 @@ class Training:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        self.policy.step()
         return loss.detach()
+
+    def _weights(self, ids: Tensor) -> Tensor | None:
+        """The factors of the losses, for a method that re-weights."""
+        if self.blocker is not None:
+            return None if self.blocker.last is None else self.blocker.last.weights
+        if self.sampler is not None and self.sampler.reweights:
+            return self.sampler.weights(ids)
+        return None
+
+    def _observe(self, ids: Tensor, outputs: Any, y: Tensor) -> None:
+        """Tell a method that learns from losses what they were."""
+        blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
+        if not blocked and (self.sampler is None or not self.sampler.learns):
+            return
+        with torch.no_grad():
+            losses = self.task.losses(outputs, y)
+        if self.blocker is not None:
+            self.blocker.observe(losses)
+        elif self.sampler is not None:
+            self.sampler.observe(ids, losses)
 
     def _figures(self, loss: Tensor, epoch: int) -> dict[str, str]:
         figures = {"loss": f"{float(loss):.3f}", "epoch": str(epoch)}
@@ -244,8 +304,8 @@ class Training:
     def _blocking(self) -> dict[str, float]:
         """Samples so far, over all ranks; `spent` is their training cost in samples of full training."""
         if self.blocker is None:
-            seen = self.step * self.recipe.batch_size
-            return {"seen": seen, "retained": seen, "spent": float(seen), "pruned_steps": 0}
+            seen, retained = self.step * self.recipe.batch_size, self._batches * self.recipe.batch_size
+            return {"seen": seen, "retained": retained, "spent": float(retained), "pruned_steps": self._pruned_steps}
         stats = self.blocker.stats
         return {
             "seen": stats.samples_seen * self.ranks,
@@ -276,6 +336,9 @@ class Training:
                 "policy": self.policy.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "blocker": None if self.blocker is None else self.blocker.state_dict(),
+                "sampler": None if self.sampler is None else self.sampler.state_dict(),
+                "batches": self._batches,
+                "pruned_steps": self._pruned_steps,
                 "retention": self.retention.state_dict(),
                 "round": self._round.state_dict(),
                 "random": everybody,
@@ -307,6 +370,9 @@ class Training:
         self.scaler.load_state_dict(state["scaler"])
         if self.blocker is not None:
             self.blocker.load_state_dict(state["blocker"])
+        if self.sampler is not None:
+            self.sampler.load_state_dict(state["sampler"])
+        self._batches, self._pruned_steps = state["batches"], state["pruned_steps"]
         self.retention.load_state_dict(state["retention"])
         self._round = _Round(**{**state["round"], "loss": state["round"]["loss"].to(self.device)})
         self.step = state["step"]
@@ -314,16 +380,17 @@ class Training:
 
 def check(recipe: Recipe, ranks: int = 1) -> None:
     """Raise what is wrong with a recipe before data are read and other runs are waited for."""
-    selector = recipe.selector()
+    task = tasks.make(recipe)
+    selector = recipe.selector(loss_fn=task.losses)
     size = recipe.batch_size // ranks
     left = size if selector is None else retained_count(size, recipe.prune_ratio)
-    needed = tasks.make(recipe).smallest_batch
+    needed = task.smallest_batch
     if left < needed:
         raise ValueError(
             f"{left} of {size} samples would be retained per rank, but {recipe.task} needs {needed}: BatchNorm of the "
             "ASPP's image pooling has one value per image. Take a larger batch_size, fewer ranks or a smaller ratio"
         )
-    if selector is not None and selector.needs != "nothing" and ":" not in recipe.model.name:
+    if selector is not None and selector.needs == "features" and ":" not in recipe.model.name:
         try:
             with torch.device("meta"):
                 model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed)

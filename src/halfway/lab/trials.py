@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..selectors import SELECTORS
-from .recipe import ALIASES, FULL, Recipe
+from .methods import FULL, IMPLEMENTATIONS, METHODS
+from .price import Equal, fitted, random_ratio
+from .recipe import Recipe
 
 # What a comparison is made of has options of its own.
 _OF_PLAN = {"method": "--methods", "prune_ratio": "--ratios", "seed": "--seeds"}
@@ -75,28 +77,52 @@ def plan(
     ratios: Sequence[float],
     seeds: Sequence[int],
     over: Mapping[str, Sequence[Any]],
+    equal: Equal | None = None,
+    random_at_equal_cost: bool = False,
 ) -> list[Trial]:
-    """All trials, each once; all methods of a seed side by side, so that what is done first can be compared."""
+    """All trials, each once; all methods of a seed side by side, so that what is done first can be compared.
+
+    Args:
+        equal: see `price.fitted`.
+        random_at_equal_cost: also random pruning at the ratios at which it costs what the other methods do.
+    """
     for key, option in _OF_PLAN.items():
         if key in over:
             raise ValueError(f"{key} is not swept by --over, but by {option}")
     trials: dict[tuple[Group, int], Trial] = {}
     changes = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     for settings, ratio, seed, method in itertools.product(changes, ratios, seeds, methods):
-        group = group_of(method, ratio, settings)
-        if (group, seed) not in trials:
-            chosen: dict[str, Any] = {"method": method, "seed": seed, **dict(group.settings)}
-            if group.ratio is not None:
-                chosen["prune_ratio"] = group.ratio
-            trials[group, seed] = Trial(group, seed, recipe.with_settings(chosen))
+        trial = _trial(recipe, method, ratio, settings, seed)
+        fitting = fitted(trial.recipe, equal)
+        if fitting:
+            trial = _trial(recipe, method, fitting.pop("prune_ratio"), {**settings, **fitting}, seed)
+        trials.setdefault((trial.group, seed), trial)
+        if random_at_equal_cost and trial.recipe.prunes:
+            rival = _trial(recipe, "random", random_ratio(trial.recipe), settings, seed)
+            trials.setdefault((rival.group, seed), rival)
     return list(trials.values())
+
+
+def _trial(recipe: Recipe, method: str, ratio: float, settings: dict[str, Any], seed: int) -> Trial:
+    group = group_of(method, ratio, settings)
+    chosen: dict[str, Any] = {"method": method, "seed": seed, **dict(group.settings)}
+    if group.ratio is not None:
+        chosen["prune_ratio"] = group.ratio
+    return Trial(group, seed, recipe.with_settings(chosen))
 
 
 def _matters(key: str, method: str) -> bool:
     """Whether a method looks at a setting."""
+    section = key.split(".")[0]
     if method == FULL:
-        return not key.startswith(("window", "cut", "density."))
-    name = ALIASES.get(method, method)
-    if key == "cut":
-        return name not in SELECTORS or SELECTORS[name].needs != "nothing"
-    return name == "density" or not key.startswith("density.")
+        return section not in ("window", "cut", *IMPLEMENTATIONS)
+    # An unknown method is refused when its recipe is made.
+    implementation = METHODS[method].implementation if method in METHODS else method
+    if section == "cut":
+        return implementation in SELECTORS and _looks_at_the_cut(method)
+    return section == implementation or section not in IMPLEMENTATIONS
+
+
+def _looks_at_the_cut(method: str) -> bool:
+    known = METHODS[method]
+    return known.preset.get("features", SELECTORS[known.implementation].needs) in ("features", "cut")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from .base import Candidates, Selection, Selector
+from .base import Candidates, Ranking, Selection, Selector
 from .density import Density
+from .divbs import DivBS
+from .grad_norm import GradNorm
 from .loss import Loss
 from .random import Random
+from .rho import Rho
+from .selective_backprop import SelectiveBackprop
+from .uncertainty import Uncertainty
 
-SELECTORS: dict[str, type[Selector]] = {s.name: s for s in (Density, Loss, Random)}
+SELECTORS: dict[str, type[Selector]] = {
+    selector.name: selector
+    for selector in (Density, Random, Loss, SelectiveBackprop, GradNorm, DivBS, Rho, Uncertainty)
+}
 
 
 def make(selector: str | Selector) -> Selector:
@@ -19,4 +27,19 @@ def make(selector: str | Selector) -> Selector:
     raise ValueError(f"unknown selector {selector!r}; choose one of {sorted(SELECTORS)} or pass a Selector")
 
 
-__all__ = ["SELECTORS", "Candidates", "Density", "Loss", "Random", "Selection", "Selector", "make"]
+__all__ = [
+    "SELECTORS",
+    "Candidates",
+    "Density",
+    "DivBS",
+    "GradNorm",
+    "Loss",
+    "Random",
+    "Ranking",
+    "Rho",
+    "Selection",
+    "SelectiveBackprop",
+    "Selector",
+    "Uncertainty",
+    "make",
+]

@@ -34,7 +34,7 @@ def repeat_command(run: RunResult) -> str:
     """`halfway train` with everything that differs from the shipped recipe."""
     r = run.recipe
     where = [] if r.root == "data" else ["--data", "DIR" if PurePath(r.root).is_absolute() else r.root]
-    pruned = ["--prune-ratio", f"{r.prune_ratio:g}"] if run.recipe.selector_name is not None else []
+    pruned = ["--prune-ratio", f"{r.prune_ratio:g}"] if run.recipe.prunes else []
     options = [*where, "--method", run.method, *pruned, "--seed", str(r.seed)]
     if r.name not in recipes.names():
         return shlex.join(["halfway", "train", f"{run.path.name}/config.yaml", *where])
@@ -68,7 +68,7 @@ def _facts(runs: Runs, example: RunResult) -> list[tuple[str, str]]:
             f"{r.optimizer.name}, learning rate {r.optimizer.lr:g}, {rate.name}{warmup}; {_decay(r)}{options}",
         ),
         ("Pruning", f"{r.unit}s {start + 1:,} to {r.length if stop is None else stop:,}; PFB at {r.cut}"),
-        ("Density", _listed({**r.density})),
+        ("Density", _listed(r.methods.get("density", {}))),
         *_varied(runs),
         ("Runs", f"{len(finished)} finished, {_duration(sum(run.seconds for run in finished))} of training in all"),
         ("Waiting for data", f"{_waited(finished):.1%} of the training time"),

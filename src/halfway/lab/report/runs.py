@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Sequence
@@ -11,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...selectors import SELECTORS
 from .. import recipe as recipes
-from ..recipe import FULL, Recipe
+from ..methods import FULL, settings_of
+from ..recipe import Recipe
 from ..run_result import RunResult
 from ..trials import Group, group_of
 
@@ -146,10 +145,10 @@ def group_runs(results: Sequence[RunResult]) -> Groups:
 
 
 def flat_settings(recipe: Recipe) -> dict[str, Any]:
-    """All settings by dotted key; lists as text, and PFB's settings with their defaults."""
+    """All settings by dotted key; lists as text, and methods' settings with their defaults."""
     content = recipe.as_dict()
-    defaults = {k: p.default for k, p in inspect.signature(SELECTORS["density"]).parameters.items()}
-    content["density"] = {**defaults, **content["density"]}
+    used = {"density", *recipe.methods}
+    content.update({name: {**settings_of(name), **recipe.methods.get(name, {})} for name in used})
     return _flat(content, "")
 
 

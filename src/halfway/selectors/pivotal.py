@@ -1,0 +1,101 @@
+"""Spatially balanced sampling: near neighbours compete, and everybody's chance stays the same.
+
+The local pivotal method (Grafström, Lundström & Schelin, "Spatially Balanced Sampling through the Pivotal Method",
+Biometrics 2012; the variant in which two units meet only if each is the other's nearest), here in rounds in which all
+such pairs meet at once. What a pair holds together stays within the pair: if the chance of one rises, that of its
+neighbour falls. So of two near-twins rarely both are drawn, and the sample mirrors the batch: as many from here as from
+there. In expectation nothing changes, whatever the distances are: every duel is a fair bet.
+
+Shape suffixes: B units, S drawn.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Ties are broken at random by this much of the largest distance: less than float32 features can tell apart.
+_JITTER = 1e-9
+# Of the random numbers that decide duels. What is left of one after division by n <= 2 B is uniform but for n / 2^62.
+_DICE = 2**62
+
+
+def pivotal(distances_BB: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """(S,) sorted rows: exactly `count`, each unit with probability `count` / B, near ones rarely together.
+
+    Chances are whole numbers: every unit starts with a mass of S out of B, and is decided when it has 0 or B. In a
+    round all pairs of undecided units that are each other's nearest meet. With masses a and b,
+
+        a + b < B:   one takes all, the other is out; the first wins with probability a / (a + b),
+        a + b >= B:  one is drawn (B), the other keeps a + b - B; the first wins with (B - b) / (2 B - a - b),
+
+    so everybody's mass stays the same in expectation, and their sum S B for certain. Each duel decides one or both. The
+    number of rounds is fixed, so that nothing waits for the device to tell who is left. Those who are, few if any (their
+    masses add up to a multiple of B), are drawn by systematic sampling (Madow 1949), in the order of their distance from
+    one of them.
+
+    Args:
+        distances_BB: (B, B), symmetric, finite, not negative; only their order matters. Ties are broken at random.
+        count: S.
+        generator: on the device of the distances.
+    """
+    B, device = len(distances_BB), distances_BB.device
+    if not 1 <= count <= B:
+        raise ValueError(f"cannot retain {count} of {B} samples")
+    far_BB = _without_ties(distances_BB, generator)
+    dice_RB = torch.randint(_DICE, (rounds(B), B), generator=generator, device=device)
+    mass_B = torch.full((B,), count, device=device)
+    for dice_B in dice_RB:
+        mass_B = _round(far_BB, mass_B, dice_B)
+    one = (mass_B % B != 0).to(torch.int8).argmax()
+    order_B = far_BB[one].index_fill(0, one, -1.0).argsort()
+    start = torch.randint(B, (), generator=generator, device=device)
+    drawn_B = _systematic(mass_B[order_B], start, B)
+    return order_B[drawn_B.topk(count, sorted=False).indices].sort().values
+
+
+def rounds(size: int) -> int:
+    """How often pairs meet among `size` units. In the plane half as many would do; among features, where a few units
+    are the nearest of all others, fewer pairs meet in a round."""
+    return 3 * math.ceil(math.log2(size)) + 4 if size > 1 else 0
+
+
+def _without_ties(distances_BB: Tensor, generator: torch.Generator) -> Tensor:
+    """(B, B) float64, symmetric, infinite on the diagonal. Equal distances differ a little: if they did not, all units
+    that are equally far from each other would name the same one as their nearest, and one pair would meet per round."""
+    d_BB = distances_BB.to(torch.float64)
+    place_B = torch.rand(len(d_BB), generator=generator, device=d_BB.device, dtype=torch.float64)
+    largest = d_BB.max()
+    jitter = _JITTER * torch.where(largest > 0, largest, 1.0)
+    d_BB = torch.minimum(d_BB, d_BB.T) + jitter * (place_B.unsqueeze(0) - place_B.unsqueeze(1)).abs()
+    return d_BB.fill_diagonal_(math.inf)
+
+
+def _round(far_BB: Tensor, mass_B: Tensor, dice_B: Tensor) -> Tensor:
+    """(B,) masses after all undecided units that are each other's nearest have met."""
+    B = len(mass_B)
+    unit_B = torch.arange(B, device=mass_B.device)
+    decided_B = mass_B % B == 0
+    nearest_B = (far_BB + far_BB.new_zeros(B).masked_fill(decided_B, math.inf)).min(1).indices
+    # Never exactly one is undecided, so no decided unit is ever found; with nobody left, unit 0 meets itself, and stays.
+    meets_B = nearest_B[nearest_B] == unit_B
+    other_B = mass_B[nearest_B]
+    sum_B = mass_B + other_B
+    small_B = sum_B < B
+    # Of so many equal chances, so many are this unit's; the others are its opponent's.
+    chances_B = torch.where(small_B, sum_B, 2 * B - sum_B).clamp_min(1)
+    mine_B = torch.where(small_B, mass_B, B - other_B)
+    # Both look at the same number. The lower one's chances are the first ones, the other's the last.
+    number_B = dice_B[torch.minimum(unit_B, nearest_B)] % chances_B
+    wins_B = torch.where(unit_B < nearest_B, number_B < mine_B, number_B >= chances_B - mine_B)
+    after_B = torch.where(wins_B, sum_B.clamp_max(B), (sum_B - B).clamp_min(0))
+    return torch.where(meets_B, after_B, mass_B)
+
+
+def _systematic(mass_B: Tensor, start: Tensor, whole: int) -> Tensor:
+    """(B,) 1 for the units on whose stretch of a line, each as long as its mass, one of the points `start`,
+    `start + whole`, ... lies, 0 for the others. The decided need no care: on a stretch of `whole` lies one point."""
+    points_B = (mass_B.cumsum(0) - start + whole - 1).div(whole, rounding_mode="floor")
+    return points_B.diff(prepend=points_B.new_zeros(1))
