@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from . import recipe as recipes
-from .files import write_json, write_whole
+from .files import write_json, write_tensors, write_whole
 from .recipe import Recipe
 
 _MAY_DIFFER = {"root", "paper", "title"}
@@ -87,12 +87,7 @@ class RunFolder:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, whole or not at all."""
-        aside = self.checkpoint.with_suffix(".tmp")
-        with open(aside, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.checkpoint)
+        write_tensors(self.checkpoint, state)
 
     def load(self) -> dict[str, Any] | None:
         """The checkpoint, on the CPU; None if there is none yet."""

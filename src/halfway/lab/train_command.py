@@ -25,6 +25,8 @@ examples:
   halfway train tiny-cifar10 --data synthetic --epochs 3     without any data
   halfway train tiny-cifar10 --method random --prune-ratio 0.5
   halfway train cifar100-resnet18 --prune-ratio 0.3 --seed 1 --out runs/c100-s1
+  halfway train tiny-cifar10 --method full data.holdout=true --save-losses runs/holdout.pt
+  halfway train tiny-cifar10 --method rho rho.losses=runs/holdout.pt --prune-ratio 0.5
   halfway train imagenet-resnet50 model.name=resnet26d data.classes=5 batch_size=64 --data my-folder
   torchrun --nproc-per-node 4 -m halfway train imagenet-resnet50 --data imagenet
 """
@@ -44,6 +46,12 @@ def register(commands: Any) -> None:
     parser.add_argument("--prune-ratio", type=float, metavar="P", help="share of each batch to prune, in [0, 1)")
     parser.add_argument("--seed", type=int, metavar="N", help="of weights, batches and augmentation (default: 0)")
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/RECIPE-METHOD-RATIO-sSEED)")
+    parser.add_argument(
+        "--save-losses",
+        metavar="FILE",
+        help="afterwards write the loss of each training image, not augmented; with data.holdout=true of a model that "
+        "has not seen them, for `--method rho rho.losses=FILE`",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
     parser.set_defaults(run=run)
 
@@ -77,7 +85,7 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train."""
-    from . import data, session, training
+    from . import data, losses, session, training
     from .run_folder import RunFolder
     from .run_result import RunResult
 
@@ -86,6 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = RunFolder(arguments.out or default_folder(recipe))
     folder.check(recipe, arguments.resume)
     training.check(recipe)
+    if arguments.save_losses is not None and Path(arguments.save_losses).is_dir():
+        raise ValueError(f"--save-losses {arguments.save_losses} is a folder; name a file in it")
     with session.processes() as device:
         talks = session.first_rank()
         loaded = data.load(recipe.data, recipe.root, device)
@@ -97,6 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not finished:
             print(f"stopped; to go on: {_again()}")
             return 130
+        if arguments.save_losses is not None:
+            losses.save(recipe, folder, device, Path(arguments.save_losses))
+            print(f"losses of the training images: {arguments.save_losses}")
     result = RunResult.read(folder.path)
     step, whole = result.flops
     print(

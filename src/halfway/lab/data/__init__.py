@@ -92,7 +92,7 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
     else:
         found = kind.find(settings, Path(root).expanduser())
         _check_classes(found, settings)
-        train = _subset(found.train, settings.train_samples, "train_samples", "training")
+        train = _subset(found.train, settings.train_samples, "train_samples", "training", settings.holdout)
         test = _subset(found.test, settings.test_samples, "test_samples", "test")
     description = f"{found.title}: {_share(train, found.train, 'training')}, {_share(test, found.test, 'test')}"
     colours, size = kind.colours, settings.size
@@ -128,7 +128,7 @@ def _synthetic(settings: DataSettings, kind: DataSet) -> Found:
     training, tests = synthetic.COUNTS[kind.task]
     counts = (settings.train_samples or training, settings.test_samples or tests)
     names = kind.names or [f"class {i}" for i in range(settings.classes)]
-    firsts = (0, counts[0])
+    firsts = (sum(counts) if settings.holdout else 0, counts[0])
     train, test = (
         synthetic.Drawn(kind.task, len(names), count, settings.size, exact=kind.small, first=first)
         for count, first in zip(counts, firsts, strict=True)
@@ -146,15 +146,21 @@ def _check_classes(found: Found, settings: DataSettings) -> None:
         )
 
 
-def _subset(source: Source, count: int | None, setting: str, what: str) -> Source:
+def _subset(source: Source, count: int | None, setting: str, what: str, holdout: bool = False) -> Source:
+    """A random part of the images, or for `holdout` one that has none of them."""
     if count is None:
+        if holdout:
+            raise ValueError("data.holdout trains on images that data.train_samples leaves out, but it is not set")
         return source
     if not 1 <= count <= len(source):
         raise ValueError(
             f"data.{setting}={count}, but there are {len(source):,} {what} images: choose 1 to {len(source)}"
         )
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(_SUBSET_SEED))
-    return source.take(order[:count].sort().values.tolist())
+    rows = order[count : 2 * count] if holdout else order[:count]
+    if not len(rows):
+        raise ValueError(f"data.{setting}={count} leaves no {what} images to hold out: choose fewer than {len(source)}")
+    return source.take(rows.sort().values.tolist())
 
 
 def _share(part: Source, whole: Source, what: str) -> str:

@@ -15,6 +15,8 @@ class DataSettings:
     augment: a policy of `halfway.lab.data.augment`: "none", "crop-flip" (pad, crop, flip), "resized-crop" (ImageNet's),
         "autoaugment" (the same, then AutoAugment), "segmentation" (scale, crop, flip, colours).
     train_samples, test_samples: a fixed random subset of that many, the same for every seed; None: all.
+    holdout: train on as many of the images that `train_samples` leaves out, for a model whose losses tell what of the
+        others can be learned (`halfway train --save-losses`).
     split: of the training images, where a data set has several (VOC: train, trainaug).
     memory: decode everything once, keep it on the device, and augment whole batches there.
     workers: processes that decode images, where they do not stay in memory.
@@ -26,6 +28,7 @@ class DataSettings:
     augment: str = "none"
     train_samples: int | None = None
     test_samples: int | None = None
+    holdout: bool = False
     split: str = "train"
     memory: bool = False
     workers: int = 8
