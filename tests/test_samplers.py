@@ -201,10 +201,11 @@ def test_infobatch_gradients_are_unbiased_and_its_ratio_is_as_documented(thresho
 
 
 def test_the_mean_threshold_prunes_nobody_when_all_losses_are_equal() -> None:
-    sampler = InfoBatch(N, 0.9)
-    sampler.observe(torch.arange(N), torch.full((N,), 0.1))
-    sampler.set_epoch(0)
-    assert sampler.last_ratio == 0
+    for loss in (1.0, 0.1, 0.3, 0.7, 2.3):
+        sampler = InfoBatch(N, 0.9)
+        sampler.observe(torch.arange(N), torch.full((N,), loss))
+        sampler.set_epoch(0)
+        assert sampler.last_ratio == 0
 
 
 # --- UCB, epsilon-greedy, Dyn-Unc -----------------------------------------------------------------
@@ -244,6 +245,25 @@ def test_moving_averages_decide_every_few_epochs_as_the_reference_does(cls: Any,
     assert len(mean) == N, "samples that were never seen come first, so all are seen before long"
 
 
+def test_going_back_into_the_window_chooses_anew_instead_of_going_on_with_everybody() -> None:
+    sampler = UCB(N, 0.5, schedule=Schedule(0, 3))
+    sampler.observe(torch.arange(N), torch.arange(float(N)))
+    for epoch, count in ((2, 15), (3, N), (2, 15)):
+        sampler.set_epoch(epoch)
+        assert len(sampler) == count
+
+
+@pytest.mark.parametrize("cls", [UCB, EpsilonGreedy, DynUnc, RS2])
+def test_equal_samples_are_retained_at_random(cls: Any) -> None:
+    times = torch.zeros(10)
+    for seed in range(400):
+        sampler = cls(10, 0.5, seed=seed, **({"replacement": False} if cls is RS2 else {}))
+        sampler.observe(torch.arange(0, 10), torch.ones(10))
+        sampler.set_epoch(0)
+        times[sampler.retained] += 1
+    assert (times - 200).abs().max() < 5 * 10
+
+
 def test_epsilon_greedy_draws_the_others_evenly() -> None:
     sampler, times = EpsilonGreedy(20, 0.5, epsilon=0.4, period=1), [0] * 20
     sampler.observe(torch.arange(20), torch.arange(20.0))
@@ -269,15 +289,16 @@ def test_dynamic_uncertainty_is_the_mean_deviation_over_sliding_windows() -> Non
                 windows = [p[last - window : last] for last in range(window, len(p) + 1)]
                 scores[i] = statistics.mean(statistics.stdev(w) for w in windows)
         assert_highest(sampler.retained.tolist(), scores, count)
+        assert all(sampler.memory.values[i, 1] == pytest.approx(score, rel=1e-4) for i, score in scores.items())
         informed += len(scores) > N - count
         for i in feed(sampler, table[epoch]):
             history[i].append(math.exp(-table[epoch][i]))
     assert informed > 5
 
 
-@pytest.mark.parametrize("sampler", [UCB(4, 0.25, period=1), DynUnc(4, 0.25, window=2)])
-def test_a_loss_that_is_not_finite_makes_its_sample_unknown_and_later_ones_count_again(sampler: Any) -> None:
-    ids = torch.arange(4)
+@pytest.mark.parametrize(("cls", "options"), [(UCB, {"period": 1}), (DynUnc, {"window": 2})])
+def test_a_loss_that_is_not_finite_makes_its_sample_unknown_and_later_ones_count_again(cls: Any, options: Any) -> None:
+    sampler, ids = cls(4, 0.25, **options), torch.arange(4)
     for epoch, losses in enumerate([[1.0, 2, 3, 4], [4.0, 3, 2, 1], [1.0, 3, 2, math.inf]]):
         sampler.set_epoch(epoch)
         sampler.observe(ids, torch.tensor(losses))
@@ -431,10 +452,10 @@ def test_a_state_does_not_change_any_more_and_has_the_same_shapes_before_and_aft
     fresh = sampler.state_dict()
     sampler.set_epoch(0)
     state = sampler.state_dict()
-    kept = copy.deepcopy(state)
+    before = copy.deepcopy(state)
     sampler.observe(torch.arange(N), torch.rand(N))
     sampler.set_epoch(1)
-    for a, b, c in zip(leaves(state), leaves(kept), leaves(fresh), strict=True):
+    for a, b, c in zip(leaves(state), leaves(before), leaves(fresh), strict=True):
         assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) if torch.is_tensor(a) else a == b
         assert not torch.is_tensor(a) or a.shape == c.shape
 
