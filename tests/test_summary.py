@@ -41,7 +41,7 @@ def result(method: str, ratio: float, seed: int, score: float, pruned_steps: int
     """A run of 100 steps of 10 samples, `pruned_steps` of them pruned; one round of 60 s and one of 40 s."""
     settings = {"method": method, "prune_ratio": ratio, "seed": seed, "batch_size": 10}
     recipe = RECIPE.with_settings(settings)
-    if recipe.selector_name is None:
+    if not recipe.prunes:
         pruned_steps = 0
     pruned = round(10 * ratio) * pruned_steps
     spent = 1000 - pruned * (1 - (SHARE if method == "pfb" else 0))
