@@ -1,4 +1,4 @@
-"""Spatially balanced sampling: near neighbours compete, and everybody's chance stays the same.
+"""Spatially balanced sampling: near neighbours compete, and everybody's chance stays the same. As pure functions.
 
 The local pivotal method (Grafström, Lundström & Schelin, "Spatially Balanced Sampling through the Pivotal Method",
 Biometrics 2012; the variant in which two units meet only if each is the other's nearest), here in rounds in which all
@@ -6,7 +6,7 @@ such pairs meet at once. What a pair holds together stays within the pair: if th
 neighbour falls. So of two near-twins rarely both are drawn, and the sample mirrors the batch: as many from here as from
 there. In expectation nothing changes, whatever the distances are: every duel is a fair bet.
 
-Shape suffixes: B units, S drawn.
+Shape suffixes: B units, S drawn, D coordinates, R rounds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import math
 import torch
 from torch import Tensor
 
+# A dimension in which the samples differ by less than this, relative to their mean, is constant but for rounding.
+_CONSTANT = 1e-6
 # Ties are broken at random by this much of the largest distance: less than float32 features can tell apart.
 _JITTER = 1e-9
 # Of the random numbers that decide duels. What is left of one after division by n <= 2 B is uniform but for n / 2^62.
@@ -32,9 +34,9 @@ def pivotal(distances_BB: Tensor, count: int, generator: torch.Generator) -> Ten
         a + b >= B:  one is drawn (B), the other keeps a + b - B; the first wins with (B - b) / (2 B - a - b),
 
     so everybody's mass stays the same in expectation, and their sum S B for certain. Each duel decides one or both. The
-    number of rounds is fixed, so that nothing waits for the device to tell who is left. Those who are, few if any (their
-    masses add up to a multiple of B), are drawn by systematic sampling (Madow 1949), in the order of their distance from
-    one of them.
+    number of rounds is fixed, so that nothing waits for the device to tell who is left. Those who are, few if any, have
+    masses that add up to a multiple of B; they are drawn by systematic sampling (Madow 1949), in the order of their
+    distance from one of them.
 
     Args:
         distances_BB: (B, B), symmetric, finite, not negative; only their order matters. Ties are broken at random.
@@ -79,7 +81,7 @@ def _round(far_BB: Tensor, mass_B: Tensor, dice_B: Tensor) -> Tensor:
     unit_B = torch.arange(B, device=mass_B.device)
     decided_B = mass_B % B == 0
     nearest_B = (far_BB + far_BB.new_zeros(B).masked_fill(decided_B, math.inf)).min(1).indices
-    # Never exactly one is undecided, so no decided unit is ever found; with nobody left, unit 0 meets itself, and stays.
+    # Never is exactly one undecided, so no decided unit is found; with nobody left, unit 0 meets itself, and stays.
     meets_B = nearest_B[nearest_B] == unit_B
     other_B = mass_B[nearest_B]
     sum_B = mass_B + other_B
@@ -99,3 +101,31 @@ def _systematic(mass_B: Tensor, start: Tensor, whole: int) -> Tensor:
     `start + whole`, ... lies, 0 for the others. The decided need no care: on a stretch of `whole` lies one point."""
     points_B = (mass_B.cumsum(0) - start + whole - 1).div(whole, rounding_mode="floor")
     return points_B.diff(prepend=points_B.new_zeros(1))
+
+
+def standardised(x_BD: Tensor, known_B: Tensor) -> Tensor:
+    """(B, D) float64: mean 0 and standard deviation 1 along each dimension, over the known rows.
+
+    Unknown rows, which may hold anything, become 0, the average; so does a dimension in which all known rows agree.
+    """
+    known_B1 = known_B.unsqueeze(1)
+    x_BD = torch.where(known_B1, x_BD, 0.0).to(torch.float64)
+    number = known_B.sum().clamp_min(1)
+    mean_D = x_BD.sum(0) / number
+    x_BD = torch.where(known_B1, x_BD - mean_D, 0.0)
+    sd_D = (x_BD.square().sum(0) / number).sqrt()
+    constant_D = sd_D <= _CONSTANT * mean_D.abs()
+    return torch.where(constant_D, 0.0, x_BD / torch.where(constant_D, 1.0, sd_D))
+
+
+def distances(x_BD: Tensor, classes_B: Tensor | None = None) -> Tensor:
+    """(B, B) float64, Euclidean. Samples of different classes, if given, are farther apart than any of the same class.
+
+    By a matrix product, in float64: the trick loses half of the digits, and near-twins are what this is about.
+    """
+    x_BD = x_BD.to(torch.float64)
+    norm_B = x_BD.square().sum(1)
+    d_BB = (norm_B.unsqueeze(0) + norm_B.unsqueeze(1) - 2 * x_BD @ x_BD.T).clamp_min(0).sqrt()
+    if classes_B is None:
+        return d_BB
+    return d_BB + (classes_B.unsqueeze(0) != classes_B.unsqueeze(1)) * (d_BB.max() + 1)
