@@ -1,6 +1,6 @@
 """halfway: Partial Forward Blocking for PyTorch. Samples leave the batch halfway through the forward pass."""
 
-from . import functional
+from . import functional, samplers, selectors
 from .batch import WithIds
 from .blocker import ForwardBlocker
 from .cost import cost
@@ -27,4 +27,6 @@ __all__ = [
     "cost",
     "functional",
     "layers",
+    "samplers",
+    "selectors",
 ]
