@@ -10,8 +10,8 @@ from torch import Tensor
 
 from halfway.lab.data import TrainSet
 from halfway.lab.order import BatchOrder
-from halfway.seeds import seed_of
 from halfway.lab.retention import Retention
+from halfway.seeds import seed_of
 
 
 def ids(order: BatchOrder, epoch: int, first: int = 0) -> list[list[int]]:

@@ -142,7 +142,7 @@ class SampleMemory:
         if grow and self.num_samples is None and len(ids):
             self._grow(int(ids.max()) + 1)
         outside = (ids < 0) | (ids >= len(self._values_NW))
-        if ids.device.type == "cpu":
+        if _on_host(ids):
             if outside.any():
                 raise ValueError(self._range_error(int(ids[outside][0])))
         else:  # reported by `check`, so that nothing waits for the device here
@@ -185,6 +185,10 @@ class SampleMemory:
             raise ValueError(f"the state remembers {len(values)} samples, here are {self.num_samples}")
         self._arriving = None
         self._values_NW = values.to(torch.float32, copy=True)
+
+
+def _on_host(ids: Tensor) -> bool:
+    return ids.device.type == "cpu"
 
 
 def _check_type(ids: Tensor) -> None:
