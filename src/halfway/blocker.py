@@ -16,6 +16,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from . import batch as batches
 from . import selectors
 from .batch import Batch
+from .config import refuse_another
 from .engine import Engine, autocast_from_words, autocast_in_words
 from .functional import retained_count
 from .inputs import Forward, Inputs, targets_of
@@ -356,7 +357,7 @@ class ForwardBlocker(Joinable):
             raise ValueError(f"this is not the state_dict of a ForwardBlocker, which has {sorted(_STATE)}")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
-        self._refuse_other_configuration(state["config"])
+        refuse_another(state["config"], self._config(), "ForwardBlocker")
         autocast = autocast_from_words(state["autocast"])
         Counters().load_state_dict(state["counters"])
         self.selector.load_state_dict(state["selector"])
@@ -372,20 +373,6 @@ class ForwardBlocker(Joinable):
                 "on, but not bit-identically (what was learned is kept, random numbers depend on the rank)",
                 stacklevel=2,
             )
-
-    def _refuse_other_configuration(self, config: Any) -> None:
-        mine = json.loads(json.dumps(self._config()))
-        try:
-            theirs = dict(json.loads(config))
-        except (TypeError, ValueError):
-            raise ValueError(f"this is not the state_dict of a ForwardBlocker: its config is {config!r}") from None
-        differences = [
-            f"{key}: {theirs.get(key)!r} in the state, {mine.get(key)!r} here"
-            for key in sorted(mine.keys() | theirs.keys())
-            if mine.get(key) != theirs.get(key)
-        ]
-        if differences:
-            raise ValueError(f"the state belongs to another configuration ({'; '.join(differences)})")
 
     def remove(self) -> None:
         """Let go of the model. Also happens at the end of a `with` block."""

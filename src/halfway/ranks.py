@@ -44,6 +44,8 @@ class Ranks:
     Args:
         process_group: of the processes that train one model together; None: all of them.
         timeout: seconds to wait for the others.
+        owner: who talks to its like in the other processes, and
+        call: what starts a message of its, for errors.
 
     Attributes:
         rank, size: in that group.
@@ -52,12 +54,19 @@ class Ranks:
             that has takes part in our sum only after it has taken part in DDP's backward pass.
     """
 
-    def __init__(self, process_group: Any = None, timeout: float = 300.0) -> None:
+    def __init__(
+        self,
+        process_group: Any = None,
+        timeout: float = 300.0,
+        owner: str = "ForwardBlocker",
+        call: str = "call the blocker",
+    ) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout, the seconds to wait for other ranks, must be positive, got {timeout}")
         self.rank, self.size, self.group = 0, 1, None
         self.timeout = timeout
         self.defer = False
+        self._owner, self._call = owner, call
         self._own: Any = None
         self._sums = 0
         if not (dist.is_available() and dist.is_initialized()):
@@ -76,7 +85,7 @@ class Ranks:
         try:
             dist.all_gather_object(configs, config, group=self._own)
         except RuntimeError as error:
-            raise self._lost("make a ForwardBlocker") from error
+            raise self._lost(f"make a {self._owner}") from error
         differences = [
             f"{key}: {configs[0].get(key)!r} on rank 0, {other.get(key)!r} on rank {rank}"
             for rank, other in enumerate(configs)
@@ -86,14 +95,14 @@ class Ranks:
         if differences:
             self.close()
             raise ValueError(
-                f"the ranks have ForwardBlockers of different configurations ({'; '.join(differences)}); "
+                f"the ranks have {self._owner}s of different configurations ({'; '.join(differences)}); "
                 "make the same one everywhere"
             )
 
     def sum(self, value: Tensor) -> Arriving:
         """Begin to sum `value` over all ranks, in place. All of them must call this, in the same order."""
         self._sums += 1
-        occasion = f"call the blocker for the {self._sums}. time"
+        occasion = f"{self._call} for the {self._sums}. time"
         try:
             return Arriving(self, value, dist.all_reduce(value, group=self._own, async_op=True), occasion)
         except RuntimeError as error:
@@ -124,7 +133,7 @@ class Ranks:
                 group_desc="halfway",
             )
         except RuntimeError as error:
-            raise self._lost("make a ForwardBlocker") from error
+            raise self._lost(f"make a {self._owner}") from error
 
     def _comes(self, work: Any, seconds: float) -> bool:
         try:
@@ -152,7 +161,7 @@ class Ranks:
             f"{who if missing else 'another rank'} of {self.size} did not {occasion} within {self.timeout:g} s, or has "
             "died (its own output says why). If it ran out of batches, wrap the loop in "
             "torch.distributed.algorithms.join.Join([ddp, blocker]) or drop the last incomplete batches; if it is only "
-            "slow, pass ForwardBlocker(..., timeout=...) more seconds"
+            f"slow, pass {self._owner}(..., timeout=...) more seconds"
         )
 
     def _key(self, rank: int, occasion: str) -> str:

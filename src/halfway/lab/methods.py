@@ -48,7 +48,7 @@ VARIANTS = {
     "pfb": Method("density"),
     "loss_rank": Method("loss", {"sampling": "rank"}),
     # "last_loss_hard": Method("last_loss", {"mode": "hard"}),
-    # "balanced_remembered": Method("balanced", {"features": "remembered"}),
+    "balanced_remembered": Method("balanced", {"features": "remembered"}),
     "infobatch_dagger": Method("infobatch", {"threshold": 0.95}),
 }
 METHODS: dict[str, Method] = {

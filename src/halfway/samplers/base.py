@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .. import functional as PF
+from ..config import refuse_another
 from ..memory import SampleMemory
 from ..ranks import Ranks
 from ..schedule import Schedule
@@ -125,7 +126,7 @@ class EpochSampler(Sampler[int]):
         self._weights_N = torch.ones(self.num_samples)
         self._counters = dict.fromkeys(sorted(_COUNTERS), 0)
         self._warned = False
-        self.ranks = Ranks(process_group, timeout)
+        self.ranks = Ranks(process_group, timeout, type(self).__name__, "observe losses")
         if self.retained_count < self.ranks.size:
             self.ranks.close()
             raise ValueError(
@@ -272,7 +273,7 @@ class EpochSampler(Sampler[int]):
             raise ValueError(f"this is not the state_dict of a sampler, which has {sorted(_STATE)}")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
-        self._refuse_other_configuration(state["config"])
+        refuse_another(state["config"], self._config(), "sampler")
         for key in ("retained", "weights"):
             if not isinstance(state[key], Tensor) or state[key].shape != (self.num_samples,):
                 raise ValueError(f"the state's {key!r} of a {kind} must be a tensor of shape ({self.num_samples},)")
@@ -366,20 +367,6 @@ class EpochSampler(Sampler[int]):
             **{f"{self.name}.{key}": value for key, value in self.config().items()},
             **{f"schedule.{key}": value for key, value in vars(self.schedule).items()},
         }
-
-    def _refuse_other_configuration(self, config: Any) -> None:
-        mine = json.loads(json.dumps(self._config()))
-        try:
-            theirs = dict(json.loads(config))
-        except (TypeError, ValueError):
-            raise ValueError(f"this is not the state_dict of a sampler: its config is {config!r}") from None
-        differences = [
-            f"{key}: {theirs.get(key)!r} in the state, {mine.get(key)!r} here"
-            for key in sorted(mine.keys() | theirs.keys())
-            if mine.get(key) != theirs.get(key)
-        ]
-        if differences:
-            raise ValueError(f"the state belongs to another configuration ({'; '.join(differences)})")
 
 
 def highest(scores_N: Tensor, count: int, generator: torch.Generator) -> Tensor:

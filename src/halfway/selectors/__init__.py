@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .balanced import Balanced
 from .base import Candidates, Ranking, Selection, Selector
 from .density import Density
 from .divbs import DivBS
@@ -14,7 +15,7 @@ from .uncertainty import Uncertainty
 
 SELECTORS: dict[str, type[Selector]] = {
     selector.name: selector
-    for selector in (Density, Random, Loss, SelectiveBackprop, GradNorm, DivBS, Rho, Uncertainty)
+    for selector in (Density, Random, Loss, SelectiveBackprop, GradNorm, DivBS, Rho, Uncertainty, Balanced)
 }
 
 
@@ -29,6 +30,7 @@ def make(selector: str | Selector) -> Selector:
 
 __all__ = [
     "SELECTORS",
+    "Balanced",
     "Candidates",
     "Density",
     "DivBS",
