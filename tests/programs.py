@@ -266,14 +266,19 @@ class DropElements(nn.Module):
 
 
 class Program(nn.Module):
-    """A random program: a shallow part, the cut, a deep part, a skip connection across the cut."""
+    """A random program: a shallow part, the cut, a deep part, a skip connection across the cut.
 
-    def __init__(self, rng: random.Random) -> None:
+    whole: it is to be blocked at its output, so that the deep part is like the shallow one: made of steps that note.
+    """
+
+    def __init__(self, rng: random.Random, whole: bool = False) -> None:
         super().__init__()
         torch.manual_seed(rng.randint(0, 2**31))
         self.shallow = nn.ModuleList(make_step(rng) for _ in range(rng.randint(1, 5)))
         self.cut = nn.Identity()
         self.deep = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), DropElements(), nn.BatchNorm2d(CHANNELS))
+        if whole:
+            self.deep = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), make_step(rng))
         self.skip = rng.choice([None, *range(len(self.shallow))])
         self.double()
 

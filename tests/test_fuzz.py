@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import halfway
+from halfway.selectors import Ranking
 from tests import processes
 from tests.programs import CHANNELS, Dropout, Norm, Note, Program
 
@@ -31,15 +32,22 @@ def largest(tensors) -> float:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How a program is trained. accumulate: batches per optimizer step."""
+    """How a program is trained. accumulate: batches per optimizer step. whole: blocked at its output, not the cut."""
 
     autocast: bool = False
     channels_last: bool = False
     accumulate: int = 1
+    whole: bool = False
 
     @classmethod
     def draw(cls, rng: random.Random) -> Circumstances:
-        return cls(rng.random() < 0.2, rng.random() < 0.3, rng.choice([1, 1, 2]))
+        return cls(rng.random() < 0.2, rng.random() < 0.3, rng.choice([1, 1, 2]), rng.random() < 0.25)
+
+    def blocker(self, program: Program, ratio: float, rng: random.Random) -> halfway.ForwardBlocker:
+        if self.whole:
+            return halfway.ForwardBlocker(program, None, ratio, selector=Output())
+        density = halfway.Density(num_centroids=rng.choice([1, 3]))
+        return halfway.ForwardBlocker(program, "cut", ratio, selector=density)
 
     def batch(self, n: int, side: int) -> torch.Tensor:
         x = torch.randn(n, CHANNELS, side, side, dtype=torch.float32 if self.autocast else torch.float64)
@@ -59,6 +67,16 @@ class Circumstances:
         return TOLERANCE_AUTOCAST if self.autocast else TOLERANCE
 
 
+class Output(Ranking):
+    """Ranks by what the program returns."""
+
+    name = "output"
+    needs = "outputs"
+
+    def importance(self, candidates):
+        return candidates.outputs
+
+
 def generators():
     return torch.get_rng_state(), random.getstate()
 
@@ -76,7 +94,8 @@ def replay_reference(how: Circumstances, program, x, indices, x_retained, before
     set_generators(before)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=how.autocast):
         program(x)
-    program.deep.load_state_dict(deep)
+    if not how.whole:
+        program.deep.load_state_dict(deep)
     note.rows = indices
     set_generators(after)
     grads = how.gradients(program, x_retained)
@@ -86,7 +105,7 @@ def replay_reference(how: Circumstances, program, x, indices, x_retained, before
 
 def make_program(rng: random.Random, how: Circumstances) -> tuple[Program, int, int, float] | None:
     """A program, batch size, side and prune ratio; None if autograd needs a value that the program overwrites."""
-    program = Program(rng).train()
+    program = Program(rng, how.whole).train()
     if how.autocast and any(isinstance(m, Norm) for m in program.modules()):
         # In bfloat16 the reference's BatchNorm rounds differently, and a maximum behind it then takes another way.
         return None
@@ -117,7 +136,7 @@ def check_program(rng: random.Random, how: Circumstances | None = None, steps: i
     if made is None:
         return 0, 0
     program, n, side, ratio = made
-    blocker = halfway.ForwardBlocker(program, "cut", ratio, selector=halfway.Density(num_centroids=rng.choice([1, 3])))
+    blocker = how.blocker(program, ratio, rng)
     optimizer = torch.optim.SGD(program.parameters(), 0.1)
     accumulated: dict[str, torch.Tensor] = {}
     for step in range(steps * how.accumulate):
@@ -143,7 +162,7 @@ def check_program(rng: random.Random, how: Circumstances | None = None, steps: i
         about = (program.describe(), how, n, ratio, blocker.stats)
         if how.autocast and replayed:
             exact = original.double(), x.double(), blocker.last.indices, x_retained.double(), before, after
-            assert_as_good(grads, expected, replay_reference(Circumstances(), *exact), about)
+            assert_as_good(grads, expected, replay_reference(Circumstances(whole=how.whole), *exact), about)
         else:
             assert_close(grads, expected, how.tolerance * max(largest(expected.values()), 1e-3), about)
         for (name, mine), theirs in zip(program.named_buffers(), reference.buffers(), strict=True):
@@ -207,7 +226,7 @@ def test_random_programs_train_exactly_with_any_seed(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for i in range(5):
-            check_program(random.Random(1000 * seed + i))
+            check_program(random.Random(1000 * seed + i), Circumstances(whole=i % 2 == 1))
 
 
 def train_in_processes(rank: int, programs: int) -> tuple[int, int]:
