@@ -121,6 +121,30 @@ def log_density(
     return log_kernel_BC.logsumexp(1)
 
 
+def mean_log_kernel(x: Tensor, centroids: Tensor, bandwidth_rule: BandwidthRule = "silverman") -> Tensor:
+    """Mean over the centroids of log N(x; c_j, diag(s)), where s_d is what `bandwidth` gives: the score of the authors'
+    later public code, which takes Eq. 6's sqrt(h_d) as the variance, and no kernel weights.
+
+    The log of a product of kernels instead of their sum: far from a single centroid it keeps falling with the square of
+    the distance to the centroids' mean, and does not see where between them a sample lies.
+
+    Args:
+        x: (B, D) representations.
+        centroids: (C, D).
+        bandwidth_rule: see `bandwidth`.
+
+    Returns:
+        (B,).
+    """
+    variance_D = bandwidth(centroids, bandwidth_rule)
+    # The mean over j of (x - c_j)^2, without a (B, C, D) tensor: about the mean of the centroids, plus their spread.
+    middle_D = centroids.mean(0)
+    spread_D = (centroids - middle_D).square().mean(0)
+    square_BD = (x - middle_D).square().clamp_max(_FARTHEST) + spread_D
+    D = centroids.shape[1]
+    return -0.5 * ((square_BD / variance_D).sum(1) + variance_D.log().sum() + D * math.log(2 * math.pi))
+
+
 def importance(log_f: Tensor, noise: float = 0.01, generator: torch.Generator | None = None) -> Tensor:
     """Log of the probability density importance (Eq. 2 and 3).
 

@@ -47,7 +47,7 @@ class Method:
 VARIANTS = {
     "pfb": Method("density"),
     "loss_rank": Method("loss", {"sampling": "rank"}),
-    # "last_loss_hard": Method("last_loss", {"mode": "hard"}),
+    "last_loss_hard": Method("last_loss", {"mode": "hard"}),
     "balanced_remembered": Method("balanced", {"features": "remembered"}),
     "infobatch_dagger": Method("infobatch", {"threshold": 0.95}),
 }

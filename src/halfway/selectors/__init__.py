@@ -5,17 +5,35 @@ from __future__ import annotations
 from .balanced import Balanced
 from .base import Candidates, Ranking, Selection, Selector
 from .density import Density
+from .density_public import DensityPublic
 from .divbs import DivBS
 from .grad_norm import GradNorm
+from .last_loss import LastLoss
 from .loss import Loss
 from .random import Random
 from .rho import Rho
+from .rotate import Rotate
 from .selective_backprop import SelectiveBackprop
 from .uncertainty import Uncertainty
 
 SELECTORS: dict[str, type[Selector]] = {
     selector.name: selector
-    for selector in (Density, Random, Loss, SelectiveBackprop, GradNorm, DivBS, Rho, Uncertainty, Balanced)
+    for selector in (
+        Density,
+        DensityPublic,
+        # Decided before the model runs.
+        Random,
+        Rotate,
+        LastLoss,
+        Balanced,
+        # Decided from the model's outputs.
+        Loss,
+        SelectiveBackprop,
+        GradNorm,
+        DivBS,
+        Rho,
+        Uncertainty,
+    )
 }
 
 
@@ -33,12 +51,15 @@ __all__ = [
     "Balanced",
     "Candidates",
     "Density",
+    "DensityPublic",
     "DivBS",
     "GradNorm",
+    "LastLoss",
     "Loss",
     "Random",
     "Ranking",
     "Rho",
+    "Rotate",
     "Selection",
     "SelectiveBackprop",
     "Selector",

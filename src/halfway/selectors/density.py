@@ -70,10 +70,14 @@ class Density(Selector):
         chance_B = torch.rand(candidates.size, generator=candidates.generator, device=x_BD.device, dtype=x_BD.dtype)
         if not estimator.ready:
             return Selection(PF.retain(chance_B, count), chance_B)
-        importance_B = PF.importance(estimator.log_density(x_BD), self.noise, candidates.generator)
+        importance_B = self.importance(estimator, x_BD, candidates.generator)
         # Without waiting for the device: a step with a value that is not finite prunes at random.
         importance_B = torch.where(x_BD.isfinite().all(), importance_B, chance_B)
         return Selection(PF.retain(importance_B, count), importance_B)
+
+    def importance(self, estimator: DensityEstimator, x_BD: Tensor, generator: torch.Generator) -> Tensor:
+        """(B,), larger is more important, once all centroids are filled."""
+        return PF.importance(estimator.log_density(x_BD), self.noise, generator)
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
         x_BD = self._represent(candidates)

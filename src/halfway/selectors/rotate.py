@@ -1,0 +1,66 @@
+"""Random without repetition: whoever has waited longest goes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..memory import SampleMemory
+from ..ranks import Ranks
+from .base import Candidates, Ranking
+
+
+class Rotate(Ranking):
+    """Retains the samples that were pruned most often in a row, and draws among equals.
+
+    What: w_i counts how often a sample was offered since it was last retained; the S largest w_i + u_i stay, with u_i
+        uniform in [0, 1). Over the epochs every sample is used about equally often, where random pruning leaves that to
+        chance.
+    Source: sampling without replacement across epochs, as one of the variants of Okanovic et al., "Repeated Sampling of
+        Random Subsets", does with whole epochs; within batches it is ours.
+    Cost: 1 - p, nothing is run on pruned samples. 4 bytes per sample of the data set.
+    Caveats: needs ids. Which samples meet in a batch is chance, so use is not exactly equal.
+
+    Args:
+        num_samples: size of the data set, see `SampleMemory`.
+    """
+
+    name = "rotate"
+    wants_ids = "required"
+
+    def __init__(self, num_samples: int | None = None) -> None:
+        super().__init__()
+        self._waited = SampleMemory(1, num_samples, unknown=0.0)
+
+    def importance(self, candidates: Candidates) -> Tensor:
+        generator = candidates.generator
+        chance_B = torch.rand(candidates.size, generator=generator, device=generator.device)
+        return self._waiting(candidates) + chance_B
+
+    def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
+        assert candidates.ids is not None, "the blocker passes ids to a selector that requires them"
+        waited_B = self._waiting(candidates) + 1
+        waited_B = torch.zeros_like(waited_B) if retained is None else waited_B.index_fill(0, retained, 0.0)
+        self._waited.write(candidates.ids, waited_B, candidates.ranks, candidates.size)
+
+    def learn_nothing(self, ranks: Ranks) -> None:
+        self._waited.write_nothing(ranks)
+
+    def check(self) -> None:
+        self._waited.check()
+        super().check()
+
+    def config(self) -> dict[str, Any]:
+        return {"num_samples": self._waited.num_samples}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"waited": self._waited.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._waited.load_state_dict({"values": state.get("waited")})
+
+    def _waiting(self, candidates: Candidates) -> Tensor:
+        assert candidates.ids is not None, "the blocker passes ids to a selector that requires them"
+        return self._waited.read(candidates.ids, candidates.generator.device).squeeze(1)
