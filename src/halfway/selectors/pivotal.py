@@ -51,8 +51,8 @@ def pivotal(distances_BB: Tensor, count: int, generator: torch.Generator) -> Ten
     mass_B = torch.full((B,), count, device=device)
     for dice_B in dice_RB:
         mass_B = _round(far_BB, mass_B, dice_B)
-    one = (mass_B % B != 0).to(torch.int8).argmax()
-    order_B = far_BB[one].index_fill(0, one, -1.0).argsort()
+    one = (mass_B % B != 0).to(torch.int8).argmax().reshape(1)
+    order_B = far_BB.index_select(0, one).squeeze(0).index_fill(0, one, -1.0).argsort()
     start = torch.randint(B, (), generator=generator, device=device)
     drawn_B = _systematic(mass_B[order_B], start, B)
     return order_B[drawn_B.topk(count, sorted=False).indices].sort().values
