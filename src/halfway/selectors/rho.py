@@ -13,7 +13,7 @@ from ..memory import SampleMemory
 from .base import Candidates
 from .outputs import OutputRanking
 
-_HOW_TO = "`halfway train RECIPE --save-losses FILE` writes such a file"
+_HOW_TO = "`halfway train RECIPE --method full data.holdout=true --save-losses FILE` writes such a file"
 
 
 class Rho(OutputRanking):
