@@ -598,7 +598,7 @@ def test_rho_reads_the_file_that_training_writes(tmp_path):
 
 
 def test_rho_says_how_to_get_the_losses(tmp_path):
-    command = "halfway train RECIPE --save-losses FILE"
+    command = "halfway train RECIPE --method full data.holdout=true --save-losses FILE"
     with pytest.raises(ValueError, match=command):
         Rho()
     with pytest.raises(FileNotFoundError, match=f"missing.pt.*{command}"):

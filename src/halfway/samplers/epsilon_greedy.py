@@ -27,7 +27,8 @@ class EpsilonGreedy(MovingAverage):
     Cost: 8 bytes per sample, a gather and a scatter of B rows per step (and one small sum over ranks), a sort of N
     every `period` epochs.
 
-    Deviations and caveats: those of `UCB`.
+    Deviations: those of `UCB`.
+    Caveats: those of `UCB`.
     """
 
     name = "epsilon_greedy"
