@@ -17,7 +17,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @pytest.mark.parametrize("name", [n for n in methods.names() if n != "full"])
 def test_every_method_has_its_line(name: str) -> None:
-    assert f"`{name}`" in (DOCS / "methods.md").read_text()
+    assert f"`{name}`" in (DOCS / "rivals.md").read_text()
 
 
 @pytest.mark.parametrize("kind", [*SELECTORS.values(), *SAMPLERS.values()])
