@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("yaml")
 
+from halfway.cli import main
 from halfway.lab import methods
 from halfway.samplers import SAMPLERS
 from halfway.selectors import SELECTORS
@@ -18,6 +19,13 @@ DOCS = Path(__file__).parent.parent / "docs"
 @pytest.mark.parametrize("name", [n for n in methods.names() if n != "full"])
 def test_every_method_has_its_line(name: str) -> None:
     assert f"`{name}`" in (DOCS / "rivals.md").read_text()
+
+
+def test_the_help_of_train_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").split()
+    assert set(methods.names()) <= set(words)
 
 
 @pytest.mark.parametrize("kind", [*SELECTORS.values(), *SAMPLERS.values()])

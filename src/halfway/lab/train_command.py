@@ -18,6 +18,13 @@ The run folder holds config.yaml (repeats the run), metrics.jsonl and tensorboar
 with --resume goes on and ends with the same bits.
 
 Every setting can be changed: `optimizer.lr=0.05 batch_size=64 density.noise=0.1 cut=layer2`.
+
+methods, by what runs on a pruned sample:
+  nothing              random, rotate, last_loss, last_loss_hard, balanced_remembered
+  nothing, not loaded  infobatch, infobatch_dagger, ucb, epsilon_greedy, dyn_unc, rs2, random_subset
+  the shallow layers   pfb, density_public, balanced
+  the forward pass     loss, loss_rank, selective_backprop, grad_norm, divbs, rho, uncertainty
+  everything           full
 """
 _EPILOG = """\
 examples:
@@ -42,7 +49,7 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_recipe_options(parser)
-    parser.add_argument("--method", metavar="M", help="full, pfb, random (default: the recipe's, pfb)")
+    parser.add_argument("--method", metavar="M", help="see above (default: the recipe's, pfb)")
     parser.add_argument("--prune-ratio", type=float, metavar="P", help="share of each batch to prune, in [0, 1)")
     parser.add_argument("--seed", type=int, metavar="N", help="of weights, batches and augmentation (default: 0)")
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/RECIPE-METHOD-RATIO-sSEED)")
