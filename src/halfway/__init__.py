@@ -1,6 +1,11 @@
 """halfway: Partial Forward Blocking for PyTorch. Samples leave the batch halfway through the forward pass."""
 
-from . import functional, samplers, selectors
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from . import functional, selectors
 from .batch import WithIds
 from .blocker import ForwardBlocker
 from .cost import cost
@@ -11,7 +16,18 @@ from .schedule import Schedule
 from .selectors import Density, Random, Selection, Selector
 from .stats import Stats
 
+if TYPE_CHECKING:
+    from . import samplers
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`halfway.samplers` is imported when it is first used: most trainings need none."""
+    if name == "samplers":
+        return importlib.import_module(".samplers", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Density",

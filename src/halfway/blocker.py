@@ -18,10 +18,9 @@ from . import selectors
 from .batch import Batch
 from .config import refuse_another
 from .engine import Engine, autocast_from_words, autocast_in_words
+from .feedback import Feedback
 from .functional import retained_count
 from .inputs import Forward, Inputs, targets_of
-from .interception import Interception
-from .losses import per_sample
 from .modules import find_layer, group_of, suggest, unwrap
 from .ranks import Ranks
 from .schedule import Schedule
@@ -106,18 +105,10 @@ class ForwardBlocker(Joinable):
         other = _live.get(self._root)
         if other is not None and other() is not None:
             raise ValueError("this model already has a live ForwardBlocker; call its remove() first")
-        self._watched = self.selector.watches(self._root)
-        self._noting: Interception | None = None
-        self._observable: tuple[Candidates, Tensor | None] | None = None
-        self._observed = self._missed_losses = False
+        self._feedback = Feedback(self.selector, self._root, compiled)
         shallow: Shallow | None = None
         if self.selector.needs == "outputs":
-            shallow = Shallow(self._root, self._root, "the model's output", compiled, self._watched)
-        elif self._watched is not None and compiled:
-            raise TypeError(
-                f"the selector {self.selector.name!r} watches a layer, which a compiled model does not show; compile "
-                "other parts of the model only, or choose another selector"
-            )
+            shallow = Shallow(self._root, self._root, "the model's output", compiled, self._feedback.watched)
         elif at is not None:
             self._layer_name, layer = find_layer(self._root, at)
             self.selector.bind(self._layer_name, layer)
@@ -158,8 +149,7 @@ class ForwardBlocker(Joinable):
         if bool(batch) == bool(named):
             raise TypeError("pass the batch either by position, blocker(x, y), or by name, blocker(x=x, y=y)")
         whole = Batch(batch, named)
-        self._stop_noting()
-        self._observable = None
+        self._feedback.forget()
         if not self._root.training or not torch.is_grad_enabled():
             return whole.value()
         to_model = self._forward.inputs(whole, inputs)
@@ -169,6 +159,7 @@ class ForwardBlocker(Joinable):
         whole.validate(size)
         _check_ids(ids, size)
         self._check_wishes(whole, ids)
+        self._feedback.warn_if_missing()
         self._check_schedule()
         if self._engine is not None and not self._validated:
             # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
@@ -217,28 +208,8 @@ class ForwardBlocker(Joinable):
         counters.retained += count
         counters.spent += cost
         self.last = selection
-        retained = None if selection is None else selection.indices
-        self._observable = (candidates, retained)
-        if self._watched is not None and engine is None:
-            self._note(self._watched, candidates, retained)
+        self._feedback.expect(candidates, None if selection is None else selection.indices)
         return part
-
-    def _note(self, watched: nn.Module, candidates: Candidates, retained: Tensor | None) -> None:
-        """Show the selector what enters the module it watches, in the model's next training call."""
-
-        def called(original: Any, args: Any, kwargs: Any) -> Any:
-            if self._root.training and torch.is_grad_enabled() and args and isinstance(args[0], Tensor):
-                self._stop_noting()
-                with torch.no_grad(), torch.autocast(args[0].device.type, enabled=False):
-                    self.selector.note(candidates, retained, args[0].detach())
-            return original(*args, **kwargs)
-
-        self._noting = Interception(watched, "_call_impl", called)
-
-    def _stop_noting(self) -> None:
-        if self._noting is not None:
-            self._noting.remove()
-            self._noting = None
 
     def _block(
         self, engine: Engine, whole: Batch, to_model: Inputs, inputs: Any, candidates: Candidates, count: int
@@ -279,15 +250,6 @@ class ForwardBlocker(Joinable):
                 f"the selector {selector.name!r} looks at targets, but finds none in the batch: blocker(x, y), or say "
                 "where they are when it is made (target=...)"
             )
-        missing = selector.wants_losses == "required" and self._missed_losses and not self._observed
-        if missing:
-            self._observed = True  # said once
-            warnings.warn(
-                f"the selector {selector.name!r} learns from losses, but got none: call blocker.observe(losses), with "
-                "one loss per retained sample, after the loss. Without it samples are drawn at random",
-                stacklevel=3,
-            )
-        self._missed_losses = True
 
     def _check_schedule(self) -> None:
         if self._epoch is None and self.schedule.unit == "epoch" and not self.schedule.always:
@@ -323,15 +285,7 @@ class ForwardBlocker(Joinable):
         detached; nothing waits for the device.
         """
         self._ensure_live()
-        if self.selector.wants_losses == "no" or self._observable is None:
-            return
-        candidates, retained = self._observable
-        rows = candidates.size if retained is None else len(retained)
-        per_sample(losses, rows, "blocker.observe(losses)")
-        self._observable = None
-        self._observed = True
-        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
-            self.selector.observe(candidates, retained, losses.detach().float())
+        self._feedback.observe(losses)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later: small, plain tensors and values, loads with `weights_only=True`.
@@ -381,7 +335,7 @@ class ForwardBlocker(Joinable):
         self._removed = True
         if self._engine is not None:
             self._engine.forget()
-        self._stop_noting()
+        self._feedback.forget()
         self._ranks.close()
         _live.pop(self._root, None)
 
