@@ -179,6 +179,26 @@ def reading(rows: Sequence[Row]) -> list[str]:
             else:
                 verdict = f"{'better' if d.mean > 0 else 'worse'} than {rival}"
             sentences.append(f"- {row.group.label}: {verdict} ({points}).")
+    return [*sentences, *_against_random(rows)]
+
+
+def _against_random(rows: Sequence[Row]) -> list[str]:
+    """Which of the other methods the intervals tell apart from random pruning."""
+    rivals = [row for row in rows if row.group.method not in ("full", "random", "pfb", "density")]
+    sentences = []
+    for terms, pairs in (
+        ("at the same ratio", [(row, row.minus_random) for row in rivals]),
+        ("at the same cost", [(row, row.minus_random_at_cost) for row in rivals]),
+    ):
+        found = [(row, d) for row, d in pairs if d is not None]
+        if not found:
+            continue
+        better = [row.group.label for row, d in found if d.clear and d.mean > 0]
+        worse = [row.group.label for row, d in found if d.clear and d.mean < 0]
+        sentences.append(
+            f"- Of {len(found)} other methods, against random pruning {terms}: better "
+            f"{'; '.join(better) or 'none'}. Worse {'; '.join(worse) or 'none'}. The others are not told apart."
+        )
     return sentences
 
 
