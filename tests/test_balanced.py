@@ -18,7 +18,7 @@ from halfway import memory as memories
 from halfway.ranks import Ranks
 from halfway.selectors import Candidates
 from halfway.selectors.balanced import Balanced, classes_of, find_input_channel_dim, grid_means, projection
-from halfway.selectors.pivotal import _round, _systematic, distances, pivotal, rounds, standardised
+from halfway.selectors.pivotal import _round, _systematic, _without_ties, distances, pivotal, rounds, standardised
 
 from . import processes
 
@@ -233,6 +233,22 @@ def test_few_are_left_after_the_rounds():
     assert (mass % size != 0).sum() <= 6
 
 
+def test_those_who_are_all_alike_pair_off_at_random():
+    """Without ties broken, all of them would name the same one as their nearest, and one pair would meet per round."""
+    size, source = 64, generator(4)
+    far = _without_ties(torch.zeros(size, size), source)
+    assert torch.equal(far, far.T)
+    mass = torch.full((size,), 24)
+    for _ in range(rounds(size) // 2):
+        mass = _round(far, mass, torch.randint(2**62, (size,), generator=source))
+    assert (mass % size != 0).sum() <= 6
+    far, other = (_without_ties(torch.ones(size, size), source) for _ in range(2))
+    assert (far.argmin(1) != other.argmin(1)).sum() > size // 2
+    apart = between(randn(size, 3))
+    order = _without_ties(apart, source).argsort(1)
+    assert torch.equal(order, apart.fill_diagonal_(math.inf).argsort(1))  # where there are no ties, nothing changes
+
+
 # -------------------------------------------------------------------------------------------- coordinates, distances
 
 
@@ -295,7 +311,8 @@ def test_classes_come_from_labels_or_probabilities():
         (labels,),
     ):
         assert classes_of(others, 4, CPU) is None
-    for numbers in (randn(4, 3), 3 * soft, soft - 0.2):  # regression, several labels
+    summing_to_one = randn(4, 3) - randn(4, 3).mean(1, keepdim=True) + 1 / 3
+    for numbers in (randn(4, 3), 3 * soft, soft - 0.2, summing_to_one):  # regression, several labels
         assert len(classes_of(numbers, 4, CPU).unique()) == 1
 
 
@@ -562,8 +579,9 @@ def test_what_does_not_fit_names_the_layer_and_the_fix():
         selector.note(batch, None, torch.zeros(4, 5))
 
 
-def test_remembered_features_that_are_not_finite_are_unknown_and_reported():
-    selector = Balanced("remembered", num_samples=4, dim=2)
+@pytest.mark.parametrize("dim", [2, 3, 5])
+def test_remembered_features_that_are_not_finite_are_unknown_and_reported(dim):
+    selector = Balanced("remembered", num_samples=4, dim=dim)
     selector.watches(Net())
     watched = torch.tensor([[1.0, 2.0, 1.0], [1.0, math.nan, 0.0], [math.inf, 0.0, 0.0]])
     selector.note(candidates(size=3, ids=torch.arange(3)), None, watched)

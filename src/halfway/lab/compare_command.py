@@ -52,7 +52,7 @@ def register(commands: Any) -> None:
         "--methods",
         default="full,random,pfb",
         metavar="M,...",
-        help="names (`halfway train --help` lists them), or all (default: %(default)s)",
+        help="names (`halfway train --help` lists them); `all`: all but rho (default: %(default)s)",
     )
     parser.add_argument("--ratios", metavar="P,...", help="pruning ratios (default: the recipe's)")
     parser.add_argument("--seeds", default="0,1,2", metavar="N,...", help="(default: %(default)s)")
@@ -86,10 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     for sweep in arguments.over:
         for key, values in recipes.parse_settings([sweep]).items():
             over[key] = [recipes.parse_value(v) for v in _words(values)]
-    chosen = methods.comparable() if arguments.methods == "all" else _words(arguments.methods)
+    named = [methods.comparable() if word == "all" else [word] for word in _words(arguments.methods)]
     plan = trials.plan(
         recipe,
-        chosen,
+        [method for group in named for method in group],
         ratios,
         [int(s) for s in _list(arguments.seeds, "--seeds", int)],
         over,
