@@ -635,6 +635,13 @@ def test_the_state_travels(settings, num_samples):
         selector.note(candidates(size=12, ids=ids), None, x.flip(0))
     a, b = (s.select(candidates(x, ids=ids), 5).indices for s in (first, second))
     assert torch.equal(a, b)
+    if "features" in settings:
+        assert second.state_dict()["width"] == 80
+        with pytest.raises(ValueError, match="now has 70 channels, and 80"):
+            second.note(candidates(size=12, ids=ids), None, x[:, :70])
+        second.load_state_dict(Balanced(num_samples=num_samples, **settings).state_dict())  # a new beginning
+        second.note(candidates(size=12, ids=ids), None, x[:, :70])
+        torch.testing.assert_close(second.state_dict()["features"], x[:, :70] @ projection(70, 64))
     assert first.config() == second.config()
     assert first.config()["num_samples"] == num_samples
 

@@ -220,6 +220,33 @@ def test_rivals_are_found_at_the_same_setting() -> None:
             assert r.minus_random.mean == pytest.approx(4 + noise)
 
 
+def test_random_at_the_same_cost_is_the_one_whose_run_costs_the_same() -> None:
+    """At p = 0.5 the made-up PFB costs 0.84, as random pruning does at p = 0.4."""
+    results = {
+        **compared({"full": seeds([91.0, 92.0]), "random": seeds([80.0, 81.0]), "pfb": seeds([90.0, 91.5])}),
+        **compared({"random": seeds([85.0, 86.0])}, ratio=0.4),
+    }
+    rows = summary.summarise(results, {})
+    pfb = row(rows, "pfb")
+    assert pfb.minus_random is not None
+    assert pfb.minus_random_at_cost is not None
+    assert pfb.minus_random.mean == pytest.approx(10.25)
+    assert pfb.minus_random_at_cost.mean == pytest.approx(5.25)
+    assert all(r.minus_random_at_cost is None for r in rows if r.group.method != "pfb")
+
+
+def test_other_methods_are_told_apart_from_random_only_where_the_intervals_do() -> None:
+    scores = {
+        "random": seeds([80.0, 81.0, 80.5]),
+        "rotate": seeds([85.0, 86.1, 85.5]),
+        "ucb": seeds([70.0, 71.1, 70.4]),
+        "last_loss": seeds([79.0, 83.0, 80.0]),
+    }
+    same_ratio, same_cost = summary.reading(summary.summarise(compared(scores), {}))
+    assert "at the same ratio: better rotate, p = 0.5. Worse ucb, p = 0.5. The others" in same_ratio
+    assert same_cost == same_ratio.replace("same ratio", "same cost")
+
+
 def test_without_a_rival_the_difference_is_left_empty() -> None:
     only = summary.summarise(compared({"pfb": seeds([90.0, 91.0])}), {})[0]
     assert only.minus_full is only.minus_random is None
@@ -239,6 +266,7 @@ def test_text_markdown_and_json_hold_the_same_numbers() -> None:
         "3",
         "-0.67 [",
         f"+1.92 [{difference_to_random.low:+.2f}, {difference_to_random.high:+.2f}]",
+        "",  # no random pruning at the same cost
         "0.500 / 0.200",
         "0.600 / 0.840",
         "0.65 [0.61, 0.70]",

@@ -140,9 +140,9 @@ def mean_log_kernel(x: Tensor, centroids: Tensor, bandwidth_rule: BandwidthRule 
     # The mean over j of (x - c_j)^2, without a (B, C, D) tensor: about the mean of the centroids, plus their spread.
     middle_D = centroids.mean(0)
     spread_D = (centroids - middle_D).square().mean(0)
-    square_BD = (x - middle_D).square().clamp_max(_FARTHEST) + spread_D
+    square_BD = (((x - middle_D).square() + spread_D) / variance_D).clamp_max(_FARTHEST)
     D = centroids.shape[1]
-    return -0.5 * ((square_BD / variance_D).sum(1) + variance_D.log().sum() + D * math.log(2 * math.pi))
+    return -0.5 * (square_BD.sum(1) + variance_D.log().sum() + D * math.log(2 * math.pi))
 
 
 def importance(log_f: Tensor, noise: float = 0.01, generator: torch.Generator | None = None) -> Tensor:

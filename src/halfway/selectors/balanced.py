@@ -14,6 +14,7 @@ from ..ranks import Ranks
 from .base import Candidates, Selection, Selector, not_finite, retained_rows
 from .density import find_channel_dim
 from .last_layer import last_linear
+from .last_loss import LOSSES_NOT_FINITE
 from .pivotal import distances, pivotal, standardised
 
 FeatureSource = Literal["cut", "remembered"]
@@ -210,11 +211,7 @@ class Balanced(Selector):
         if features is not None and features:
             raise FloatingPointError(not_finite(self._layer_name))
         if losses is not None and losses:
-            raise FloatingPointError(
-                "blocker.observe got losses that are not finite (NaN or infinite). The samples they belong to count as "
-                "unknown; the training itself has probably diverged: lower the learning rate, clip gradients, or check "
-                "the inputs"
-            )
+            raise FloatingPointError(LOSSES_NOT_FINITE)
 
     # ---------------------------------------------------------------------- state
 

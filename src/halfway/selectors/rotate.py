@@ -36,7 +36,8 @@ class Rotate(Ranking):
 
     def importance(self, candidates: Candidates) -> Tensor:
         generator = candidates.generator
-        chance_B = torch.rand(candidates.size, generator=generator, device=generator.device)
+        # In float64, where no sum reaches the next whole number.
+        chance_B = torch.rand(candidates.size, generator=generator, device=generator.device, dtype=torch.float64)
         return self._waiting(candidates) + chance_B
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
