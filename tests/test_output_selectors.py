@@ -609,7 +609,7 @@ def test_rho_says_how_to_get_the_losses(tmp_path):
     with pytest.raises(ValueError, match=f"text.pt is not a file of losses.*{command}"):
         Rho(tmp_path / "text.pt")
     torch.save({"losses": torch.rand(3), "code": tmp_path}, tmp_path / "code.pt")  # more than tensors and plain values
-    with pytest.raises(ValueError, match="code.pt is not a file of losses"):
+    with pytest.raises(ValueError, match=r"code\.pt is not a file"):
         Rho(tmp_path / "code.pt")
     torch.save({"weights": torch.rand(3)}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match=f"'losses'.*{command}"):

@@ -141,8 +141,8 @@ def _cost(runs: Runs, rows: Sequence[summary.Row]) -> str:
             '<div class="card"><h3>How to read it</h3>'
             "<p>Pruning within the batch makes steps cheaper, pruning before the epoch makes them fewer; either leaves "
             "less to learn from. A method is worth its cost if it lies above the line of its rivals <em>at the same "
-            "FLOPs</em>, not at the same p: whoever chooses by looking has to run part of the model on samples that are "
-            "then pruned, while random pruning looks at nothing.</p>"
+            "FLOPs</em>, not at the same p: whoever chooses by looking has to run part of the model on samples that "
+            "are then pruned, while random pruning looks at nothing.</p>"
             f"<p>FLOPs are those of the whole run, forward and backward, with the {runs.first.recipe.unit}s that see "
             "all data. They do not depend on the machine. Wall time does; it is in the table if it was measured.</p>"
             "</div>"
