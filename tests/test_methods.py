@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ LEARNING = [
 
 
 @pytest.mark.parametrize("method", methods.comparable())
-def test_every_method_trains_and_costs_what_was_predicted(method: str) -> None:
+def test_every_method_trains_and_costs_what_was_predicted(method: str, feature: Callable[..., None]) -> None:
     r = small(method=method, prune_ratio=0.5)
     training = trained(r)
     counts = training._blocking()
@@ -52,6 +53,8 @@ def test_every_method_trains_and_costs_what_was_predicted(method: str) -> None:
         # 80 of 160 samples are two whole batches of 32 and half a batch, which is left out.
         left_out = 2 * 16 / 640 if training.sampler is not None else 0.0
         assert counts["spent"] / counts["seen"] == pytest.approx(price.predicted_cost(r).run - left_out, abs=1e-6)
+    if training.blocker is not None and training.blocker.selector.needs != "nothing":
+        feature("methods", method, training.blocker.stats)
     if r.prunes:
         assert counts["pruned_steps"] == 10
         assert counts.get("recomputed", 0) == 0

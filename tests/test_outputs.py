@@ -16,6 +16,8 @@ from halfway.selectors import Loss
 
 from . import processes
 
+OUTPUT = "blocked at the output"
+
 
 class Net(nn.Module):
     """Convolutions with a skip, GroupNorm, dropout and a linear head."""
@@ -143,7 +145,7 @@ def test_recompute_is_training_on_the_retained_samples_alone_bit_for_bit():
     assert torch.equal(model.norm.running_mean, plain.norm.running_mean)
 
 
-def test_bfloat16_is_replayed():
+def test_bfloat16_is_replayed(feature):
     model = Net()
     x, y = batch()
     blocker = ForwardBlocker(model, None, 0.5, selector="loss")
@@ -153,6 +155,7 @@ def test_bfloat16_is_replayed():
             loss = F.cross_entropy(model(part), part_y)
         loss.backward()
     assert blocker.stats.steps_replayed == 2  # the first call showed that it runs under autocast
+    feature(OUTPUT, "autocast, bfloat16", blocker.stats)
 
 
 class Watching(Selector):
@@ -259,17 +262,18 @@ def _train(rank):
         F.cross_entropy(ddp(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return blocker.stats.steps_replayed, [p.detach() for p in model.parameters()]
+    return blocker.stats, [p.detach() for p in model.parameters()]
 
 
-def test_two_processes_replay_and_stay_together():
-    (replayed, one), (_, other) = processes.run(2, _train)
-    assert replayed == 3
+def test_two_processes_replay_and_stay_together(feature):
+    (stats, one), (_, other) = processes.run(2, _train)
+    assert stats.steps_replayed == 3
+    feature(OUTPUT, "DDP, 2 processes", stats)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "deeplabv3_resnet50", "swin_t", "mobilenet_v3_small"])
-def test_real_models_are_replayed_whole(name):
+def test_real_models_are_replayed_whole(name, feature):
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
     if name == "deeplabv3_resnet50":
@@ -284,6 +288,7 @@ def test_real_models_are_replayed_whole(name):
     out = logits_of(model(part))
     F.cross_entropy(out, part_y, ignore_index=255).backward()
     assert blocker.stats.steps_replayed == 1
+    feature(OUTPUT, name, blocker.stats)
     assert len(out) == 3
     losses = Loss().losses(_Given(out.detach(), part_y))
     assert torch.allclose(losses, blocker.last.importance[blocker.last.indices], rtol=1e-3, atol=1e-4)
