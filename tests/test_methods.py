@@ -19,7 +19,7 @@ from halfway.cli import main
 from halfway.lab import losses, methods, nets, price
 from halfway.lab.recipe import load as load_recipe
 from halfway.lab.run_folder import RunFolder
-from halfway.lab.training import Training
+from halfway.lab.training import Training, check
 from halfway.lab.trials import plan
 from halfway.samplers import SAMPLERS, InfoBatch
 from halfway.seeds import seed_of
@@ -198,6 +198,18 @@ def test_weights_and_losses_per_image_are_those_of_a_loop() -> None:
         assert task.losses(outputs, y).tolist() == pytest.approx(expected, rel=1e-5)
         assert float(task.loss(outputs, y, weights)) == pytest.approx(total / pixels, rel=1e-5)
         assert float(task.loss(outputs, y, torch.ones(3))) == pytest.approx(float(task.loss(outputs, y)), rel=1e-5)
+
+
+def test_settings_are_refused_before_data_are_read_and_those_of_other_methods_do_not_matter(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="threshold must be 'mean', 'match' or a quantile"):
+        check(small(method="infobatch", prune_ratio=0.5, **{"infobatch.threshold": 2.0}))
+    with pytest.raises(ValueError, match="infobatch has no setting 'treshold'; did you mean threshold"):
+        small(**{"infobatch.treshold": 0.5})
+    folder = RunFolder(tmp_path / "run")
+    folder.open(small(method="ucb", prune_ratio=0.5), resume=False)
+    folder.check(small(method="ucb", prune_ratio=0.5, **{"density.noise": 0.5, "rho.losses": "x"}), resume=True)
+    with pytest.raises(ValueError, match=r"another run \(ucb was None, is \{'c': 2.0\}\)"):
+        folder.check(small(method="ucb", prune_ratio=0.5, **{"ucb.c": 2.0}), resume=True)
 
 
 # -------------------------------------------------------------------- equal terms

@@ -23,6 +23,7 @@ import torch
 
 from . import recipe as recipes
 from .files import write_json, write_tensors, write_whole
+from .methods import IMPLEMENTATIONS
 from .recipe import Recipe
 
 _MAY_DIFFER = {"root", "paper", "title"}
@@ -62,10 +63,13 @@ class RunFolder:
         before, now = recipes.load(str(self.config)).as_dict(), recipe.as_dict()
         before["data"].pop("workers", None)
         now["data"].pop("workers", None)
+        # Settings of methods that are not the run's own are not looked at.
+        used = recipe.pruning.implementation if recipe.pruning is not None else None
+        unused = {name for name in IMPLEMENTATIONS if name != used}
         differences = [
             f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
             for key in sorted(before.keys() | now.keys())
-            if key not in _MAY_DIFFER and before.get(key) != now.get(key)
+            if key not in _MAY_DIFFER | unused and before.get(key) != now.get(key)
         ]
         if differences:
             raise ValueError(f"{self.path} holds another run ({'; '.join(differences)}); choose another with --out")

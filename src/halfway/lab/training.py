@@ -384,6 +384,7 @@ def check(recipe: Recipe, ranks: int = 1) -> None:
     selector = recipe.selector(loss_fn=task.losses)
     size = recipe.batch_size // ranks
     left = size if selector is None else retained_count(size, recipe.prune_ratio)
+    recipe.sampler(samples=1000, per_epoch=10)  # its settings are refused here, if they are wrong
     needed = task.smallest_batch
     if left < needed:
         raise ValueError(
