@@ -58,7 +58,6 @@ def test_samples_without_weight_can_be_drawn_all_the_same():
     assert torch.allclose(inclusion_probabilities(torch.zeros(8), 3), torch.full((8,), 3 / 8, dtype=torch.float64))
 
 
-@pytest.mark.xfail(strict=True, reason="draw.py caps in 8 rounds, too few for very unequal weights: reported")
 @pytest.mark.parametrize("count", [108, 115])
 def test_weights_of_very_different_sizes_are_capped_to_the_end(count):
     for seed in range(40):

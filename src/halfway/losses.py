@@ -1,6 +1,6 @@
 """Losses and gradients per sample, from a model's outputs and targets: what the batch-wise rivals score by.
 
-Shape suffixes: B batch, C classes, X pixels (one for classification).
+Shapes: B batch, C classes, H x W pixels.
 For dense outputs a sample is an image: its loss is the mean over its labelled pixels.
 """
 
@@ -17,6 +17,7 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 # In a mask: no class. Negative labels (PyTorch's -100) never are one.
 IGNORE = 255
+_UNLABELLED = -100
 
 
 def logits_of(outputs: Any) -> Tensor:
@@ -35,12 +36,13 @@ def logits_of(outputs: Any) -> Tensor:
     )
 
 
-def labelled(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (B, C, X) float32 and targets as probabilities (B, C, X), and which pixels are labelled (B, X).
+def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """(B,) cross-entropy per sample; in segmentation the mean over the labelled pixels, 0 where there are none.
 
     Targets are classes (B,) or (B, H, W), or probabilities (B, C) or (B, C, H, W). Logits of another height and width
     than the masks are interpolated, as the usual losses do. In masks 255 is ignored, negative classes everywhere.
     """
+    logits = logits_of(outputs)
     if logits.ndim < 2 or targets.ndim < 1 or len(logits) != len(targets):
         raise ValueError(
             f"logits of shape {tuple(logits.shape)} and targets of shape {tuple(targets.shape)} do not belong "
@@ -50,28 +52,18 @@ def labelled(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dense = logits.ndim == 4
     if dense and targets.shape[-2:] != logits.shape[-2:]:
         logits = F.interpolate(logits, targets.shape[-2:], mode="bilinear", align_corners=False)
-    logits_BCX = logits.flatten(2) if logits.ndim > 2 else logits.unsqueeze(2)
-    B, C, X = logits_BCX.shape
+    positions = logits.shape[:1] + logits.shape[2:]
     if targets.is_floating_point():
-        probabilities = targets.to(logits_BCX).reshape(B, C, X)
-        return logits_BCX, probabilities, torch.ones(B, X, dtype=torch.bool, device=logits.device)
-    classes_BX = targets.reshape(B, -1)
-    if classes_BX.shape[1] != X:
+        each = F.cross_entropy(logits, targets.to(logits).reshape(logits.shape), reduction="none")
+        return each.reshape(len(each), -1).mean(1)
+    if targets.numel() != positions.numel():
         raise ValueError(
             f"targets of shape {tuple(targets.shape)} do not fit logits of shape {tuple(logits.shape)}; pass a loss_fn"
         )
-    known_BX = classes_BX >= 0
-    if dense:
-        known_BX = known_BX & (classes_BX != IGNORE)
-    one_hot = F.one_hot(classes_BX.clamp(0, C - 1).long(), C).movedim(2, 1).to(logits_BCX)
-    return logits_BCX, one_hot, known_BX
-
-
-def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
-    """(B,) cross-entropy per sample; in segmentation the mean over the labelled pixels, 0 where there are none."""
-    logits_BCX, probabilities_BCX, known_BX = labelled(logits_of(outputs), targets)
-    each_BX = -(probabilities_BCX * logits_BCX.log_softmax(1)).sum(1)
-    return (each_BX * known_BX).sum(1) / known_BX.sum(1).clamp(min=1)
+    classes = targets.reshape(positions).long()
+    known = (classes >= 0) & (classes != IGNORE) if dense else classes >= 0
+    each = F.cross_entropy(logits, torch.where(known, classes, _UNLABELLED), ignore_index=_UNLABELLED, reduction="none")
+    return each.reshape(len(each), -1).sum(1) / known.reshape(len(known), -1).sum(1).clamp(min=1)
 
 
 def logit_gradients(outputs: Any, targets: Tensor, loss_fn: LossFunction | None = None) -> Tensor:

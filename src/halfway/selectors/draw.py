@@ -8,10 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Rounds in which probabilities that would exceed 1 are capped and the others raised. Each caps at least one more
-# sample if any is left; after a few nothing changes any more for weights one meets in practice.
-_CAPS = 8
-
 
 def inclusion_probabilities(weights_B: Tensor, count: int) -> Tensor:
     """(B,) float64 in (0, 1] that add up to `count`, proportional to the weights as far as 1 allows.
@@ -21,14 +17,14 @@ def inclusion_probabilities(weights_B: Tensor, count: int) -> Tensor:
     """
     weights = weights_B.to(torch.float64)
     weights = weights.clamp_min(1e-6 * weights.mean()) + torch.finfo(torch.float64).tiny
-    probabilities = weights * count / weights.sum()
-    for _ in range(_CAPS):
-        capped = probabilities >= 1
-        free = torch.where(capped, 0.0, probabilities)
-        # What is left for those below 1; `clamp_min` only matters when nobody is.
-        scale = (count - capped.sum()) / free.sum().clamp_min(torch.finfo(torch.float64).tiny)
-        probabilities = torch.where(capped, 1.0, (free * scale))
-    return probabilities.clamp_max(1.0)
+    # From the largest on: whoever would get at least 1 of what is left is certain, and leaves the rest to the others.
+    ordered, order = weights.sort(descending=True)
+    rest = ordered.flip(0).cumsum(0).flip(0)
+    left = count - torch.arange(len(ordered), device=ordered.device, dtype=torch.float64)
+    certain = ordered * left >= rest
+    first = certain.sum().clamp_max(len(ordered) - 1).reshape(1)
+    shared = ordered * (left / rest).index_select(0, first)
+    return torch.zeros_like(ordered).scatter(0, order, torch.where(certain, 1.0, shared).clamp_max(1.0))
 
 
 def systematic(probabilities_B: Tensor, count: int, generator: torch.Generator) -> Tensor:
