@@ -18,8 +18,8 @@ Mode = Literal["hard", "soft"]
 _SMALLEST = 1e-6
 # What to say about observed losses that are not finite.
 LOSSES_NOT_FINITE = (
-    "blocker.observe got losses that are not finite (NaN or infinite). The samples they belong to count as unknown; the "
-    "training itself has probably diverged: lower the learning rate, clip gradients, or check the inputs"
+    "blocker.observe got losses that are not finite (NaN or infinite). The samples they belong to count as unknown; "
+    "the training itself has probably diverged: lower the learning rate, clip gradients, or check the inputs"
 )
 
 

@@ -21,7 +21,9 @@ class Rotate(Ranking):
     Source: sampling without replacement across epochs, as one of the variants of Okanovic et al., "Repeated Sampling of
         Random Subsets", does with whole epochs; within batches it is ours.
     Cost: 1 - p, nothing is run on pruned samples. 4 bytes per sample of the data set.
-    Caveats: needs ids. Which samples meet in a batch is chance, so use is not exactly equal.
+    Caveats: needs ids. Which samples meet in a batch is chance, so use is not exactly equal; and as only the wait since
+        the last use counts, not all uses, it evens out less the less is pruned: at p = 0.3 the number of uses varies
+        about half as much as with random pruning (in variance), at p = 0.5 a tenth (test_remembering_selectors.py).
 
     Args:
         num_samples: size of the data set, see `SampleMemory`.
@@ -36,9 +38,9 @@ class Rotate(Ranking):
 
     def importance(self, candidates: Candidates) -> Tensor:
         generator = candidates.generator
-        # In float64, where no sum reaches the next whole number.
-        chance_B = torch.rand(candidates.size, generator=generator, device=generator.device, dtype=torch.float64)
-        return self._waiting(candidates) + chance_B
+        chance_B = torch.rand(candidates.size, generator=generator, device=generator.device)
+        # In float64, where the sum is exact: in float32 it may round up to the next whole number.
+        return self._waiting(candidates).to(torch.float64) + chance_B
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
         assert candidates.ids is not None, "the blocker passes ids to a selector that requires them"
