@@ -147,6 +147,7 @@ def test_timing_compares_other_batch_sizes_with_full_training_of_their_own() -> 
     )
     plan = trials.plan(r, ["full", "random"], [0.5], [0], {"batch_size": [16, 64]})
     groups = {trial.group: trial.recipe for trial in plan}
-    timing = comparison.time_steps(list(groups), groups, torch.device("cpu"), rounds=3)
+    half = {group: 0.5 for group in groups if group.method == "random" and dict(group.settings)["batch_size"] == 16}
+    timing = comparison.time_steps(list(groups), groups, torch.device("cpu"), 3, shares=half)
     assert timing["full, batch_size=16"]["median"] == timing["full, batch_size=64"]["median"] == 1
     assert len(timing) == 4

@@ -18,7 +18,8 @@ from halfway import cost
 from halfway.cli import main
 from halfway.lab import nets, recipes_command
 from halfway.lab import recipe as recipes
-from halfway.lab.recipes_command import COLUMNS, cost_rows, predicted_cost
+from halfway.lab.price import predicted_cost
+from halfway.lab.recipes_command import COLUMNS, cost_rows
 
 
 def printed(*options: str) -> str:
@@ -46,7 +47,7 @@ def test_the_prediction_is_the_cost_of_the_real_model(name: str) -> None:
     assert stop is not None
     pruned = (stop - start) / recipe.length
     for ratio in (0.3, 0.7):
-        predicted = predicted_cost(recipe, ratio)
+        predicted = predicted_cost(recipe.with_settings({"prune_ratio": ratio}))
         real = cost(model, recipe.cut, ratio, example)
         assert (predicted.shallow_share, predicted.step) == (real.shallow_share, real.step)
         assert predicted.run == pytest.approx(1 - pruned + pruned * real.step)
@@ -117,7 +118,7 @@ def test_a_name_prints_a_recipe_that_can_be_trained_from(tmp_path: Path) -> None
 
 def test_predicting_computes_nothing_and_leaves_the_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    predicted_cost(recipes.load("tiny-imagenet-swin-t"), 0.5)
+    predicted_cost(recipes.load("tiny-imagenet-swin-t"))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

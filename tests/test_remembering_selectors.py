@@ -18,6 +18,7 @@ from halfway import functional as PF
 from halfway import memory as memories
 from halfway.ranks import Ranks
 from halfway.selectors import Candidates, Density, DensityPublic, LastLoss, Random, Rotate
+from halfway.selectors.draw import gumbel
 
 from . import processes
 
@@ -248,6 +249,10 @@ def test_losses_of_zero_and_below_are_small_and_not_infinitely_so():
     floor = 1e-6 * (7 - 3) / 7
     expected, _ = plackett_luce(scores([1.0, 2.0, floor, floor, floor, 3.0, 1.0]), 3)
     assert all(within(f, p, 600) for f, p in zip(alone.tolist(), expected, strict=True))
+    # Without the noise, and with a loss in between, whose place depends on how small 0 is.
+    selector = knowing([1.0, 2.0, 0.0, 0.01, 2.99])
+    found = selector.importance(candidates(torch.arange(5), 3)) - gumbel(torch.zeros(5), generator(3))
+    assert found.tolist() == pytest.approx(scores([1.0, 2.0, 1e-6 * 6 / 5, 0.01, 2.99]), rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["soft", "hard"])

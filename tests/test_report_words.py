@@ -40,6 +40,7 @@ def rows_of(**scores: Sequence[float]) -> list[summary.Row]:
                 standard_error(list(values.values())),
                 minus(key, "full"),
                 minus(key, f"random_{tenths}"),
+                None,
                 (0.5, 0.4),
                 {"full": (1.0, 1.0), "random": (0.5, 0.6)}.get(method, (0.53, 0.624)),
                 1.0,
