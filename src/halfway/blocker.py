@@ -157,9 +157,7 @@ class ForwardBlocker(Joinable):
             self._forward.check(to_model)
         size = batches.length(tuple(to_model))
         whole.validate(size)
-        _check_ids(ids, size)
-        self._check_wishes(whole, ids)
-        self._feedback.warn_if_missing()
+        self._feedback.check(whole, size, ids)
         self._check_schedule()
         if self._engine is not None and not self._validated:
             # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
@@ -236,20 +234,6 @@ class ForwardBlocker(Joinable):
         position = zip((self.seed, self._counters.steps, self._ranks.rank), _SPREAD, strict=True)
         generator.manual_seed(sum(x * spread for x, spread in position) % 2**63)
         return generator
-
-    def _check_wishes(self, whole: Batch, ids: Tensor | None) -> None:
-        """Does the selector get what it cannot do without?"""
-        selector = self.selector
-        if selector.wants_ids == "required" and ids is None:
-            raise ValueError(
-                f"the selector {selector.name!r} remembers samples by their ids: blocker(x, y, ids=ids), where "
-                "halfway.WithIds(dataset) makes the data loader yield them"
-            )
-        if selector.wants_targets == "required" and targets_of(whole, selector.target) is None:
-            raise ValueError(
-                f"the selector {selector.name!r} looks at targets, but finds none in the batch: blocker(x, y), or say "
-                "where they are when it is made (target=...)"
-            )
 
     def _check_schedule(self) -> None:
         if self._epoch is None and self.schedule.unit == "epoch" and not self.schedule.always:
@@ -411,9 +395,3 @@ def _select(selector: Selector, candidates: Candidates, count: int) -> Selection
 def _learn(selector: Selector, candidates: Candidates, retained: Tensor | None) -> None:
     with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
         selector.learn(candidates, retained)
-
-
-def _check_ids(ids: Any, size: int) -> None:
-    if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (size,)):
-        found = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
-        raise ValueError(f"ids must be a tensor with one id per sample, shape ({size},), got {found}")

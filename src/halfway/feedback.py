@@ -1,4 +1,5 @@
-"""What a selector is told after its choice: the losses that the user reports, and what enters the layer it watches."""
+"""What a selector is told beside the features: ids and targets before its choice; after it the losses that the user
+reports, and what enters the layer it watches."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .batch import Batch
+from .inputs import targets_of
 from .interception import Interception
 from .losses import per_sample
 from .selectors import Candidates, Selector
@@ -62,16 +65,29 @@ class Feedback:
         with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
             self._selector.observe(candidates, retained, losses.detach().float())
 
-    def warn_if_missing(self) -> None:
-        """Warn, once, if losses are needed and never come."""
-        if self._selector.wants_losses != "required" or self._observed or self._warned or not self._steps:
-            return
-        self._warned = True
-        warnings.warn(
-            f"the selector {self._selector.name!r} learns from losses, but got none: call blocker.observe(losses), "
-            "with one loss per retained sample, after the loss. Without it samples are drawn at random",
-            stacklevel=3,
-        )
+    def check(self, whole: Batch, size: int, ids: Tensor | None) -> None:
+        """Does the selector get what it cannot do without? Losses that never come are warned about, once."""
+        selector = self._selector
+        if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (size,)):
+            found = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+            raise ValueError(f"ids must be a tensor with one id per sample, shape ({size},), got {found}")
+        if selector.wants_ids == "required" and ids is None:
+            raise ValueError(
+                f"the selector {selector.name!r} remembers samples by their ids: blocker(x, y, ids=ids), where "
+                "halfway.WithIds(dataset) makes the data loader yield them"
+            )
+        if selector.wants_targets == "required" and targets_of(whole, selector.target) is None:
+            raise ValueError(
+                f"the selector {selector.name!r} looks at targets, but finds none in the batch: blocker(x, y), or say "
+                "where they are when it is made (target=...)"
+            )
+        if selector.wants_losses == "required" and self._steps and not (self._observed or self._warned):
+            self._warned = True
+            warnings.warn(
+                f"the selector {selector.name!r} learns from losses, but got none: call blocker.observe(losses), with "
+                "one loss per retained sample, after the loss. Without it samples are drawn at random",
+                stacklevel=3,
+            )
 
     def _entering(self, original: Any, args: Any, kwargs: Any) -> Any:
         """Stands in for the watched module's call, until the model's own training call has come by."""
