@@ -84,7 +84,7 @@ class Classification(Task):
         return F.cross_entropy(outputs, y, label_smoothing=self.recipe.label_smoothing)
 
     def losses(self, outputs: Any, y: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, y, label_smoothing=self.recipe.label_smoothing, reduction="none")
+        return F.cross_entropy(outputs.float(), y, label_smoothing=self.recipe.label_smoothing, reduction="none")
 
     def metric(self) -> Any:
         from torchmetrics.classification import MulticlassAccuracy
@@ -109,7 +109,7 @@ class Segmentation(Task):
 
     def losses(self, outputs: Any, y: Tensor) -> Tensor:
         pixels = (y != IGNORE).sum((1, 2)).clamp(min=1)
-        return self._both_heads(outputs, lambda logits: self._entropy(logits, y, "none").sum((1, 2)) / pixels)
+        return self._both_heads(outputs, lambda logits: self._entropy(logits.float(), y, "none").sum((1, 2)) / pixels)
 
     def _both_heads(self, outputs: Any, loss: Callable[[Tensor], Tensor]) -> Tensor:
         if isinstance(outputs, Tensor):

@@ -96,6 +96,7 @@ class Training:
         self.step = 0
         # With a sampler: batches trained on, and steps of full data in epochs that were pruned.
         self._batches = self._pruned_steps = 0
+        self._pruning = False
         self._round = self._new_round()
 
     # ------------------------------------------------------------------ set-up
@@ -186,9 +187,11 @@ class Training:
         if self.sampler is not None:
             self.sampler.set_epoch(epoch)
             mine = torch.tensor(list(self.sampler), dtype=torch.int64)
-            if self.step == start and self.sampler.last_ratio > 0 and self.rank == 0:
+            self._pruning = self.sampler.last_ratio > 0
+            if self._pruning and self.step == start and self.rank == 0:
                 self.retention.note(torch.arange(len(self.data.train)), self.sampler.retained)
-        batches = len(self.order.epoch(epoch, 0, mine))
+        whole = self.order.epoch(epoch, 0, mine)
+        batches = len(whole)
         if batches == 0:
             raise ValueError(
                 f"less than one batch of {self.recipe.batch_size} samples is left in epoch {epoch}; take a smaller "
@@ -199,7 +202,7 @@ class Training:
         ends = [min(start + (b + 1) * per_epoch // batches, self.steps) for b in range(first, batches)]
         # The last batch is the one that reaches the end.
         ends = ends[: ends.index(self.steps) + 1] if self.steps in ends else ends
-        return self.order.epoch(epoch, first, mine)[: len(ends)], ends
+        return whole[first : first + len(ends)], ends
 
     def _advance(self, end: int) -> bool:
         """Count a batch that ends at step `end` of full data; returns whether a round is over."""
@@ -207,7 +210,7 @@ class Training:
         for _ in range(end - before):
             self.policy.step()
         self._batches += 1
-        if self.sampler is not None and self.sampler.last_ratio > 0:
+        if self._pruning:
             self._pruned_steps += end - before
         return end == self.steps or end // self.round_steps > before // self.round_steps
 
@@ -222,7 +225,7 @@ class Training:
                     self.retention.note(ids, self.blocker.last.indices)
             outputs = self.wrapped(x)
             loss = self.task.loss(outputs, y, self._weights(ids))
-        self._observe(ids, outputs, y)
+            self._observe(ids, outputs, y)
         self.scaler.scale(loss).backward()
         if self.recipe.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)

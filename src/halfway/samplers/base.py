@@ -124,6 +124,7 @@ class EpochSampler(Sampler[int]):
         self._skip = 0
         self._retained_N = torch.ones(self.num_samples, dtype=torch.bool)
         self._weights_N = torch.ones(self.num_samples)
+        self._weights_there: Tensor | None = None  # the same where ids are, made when they are asked for
         self._counters = dict.fromkeys(sorted(_COUNTERS), 0)
         self._warned = False
         self.ranks = Ranks(process_group, timeout, type(self).__name__, "observe losses")
@@ -220,11 +221,13 @@ class EpochSampler(Sampler[int]):
     def weights(self, ids: Tensor) -> Tensor:
         """(B,) ids to (B,) float32 factors for their losses in this epoch, on the same device; 1 unless re-weighted.
 
-        For loops without `WithWeights`. Ids on an accelerator make the host wait for them.
+        For loops without `WithWeights`. Nothing waits for the device.
         """
         self._ensure_epoch()
         self._check_ids(ids)
-        return self._weights_N[ids.cpu()].to(ids.device)
+        if self._weights_there is None or self._weights_there.device != ids.device:
+            self._weights_there = self._weights_N.to(ids.device)
+        return self._weights_there[ids]
 
     # ---------------------------------------------------------- what was decided
 
@@ -286,6 +289,7 @@ class EpochSampler(Sampler[int]):
         self._pruning = state["pruning"]
         self._retained_N = state["retained"].to("cpu", torch.bool, copy=True)
         self._weights_N = state["weights"].to("cpu", torch.float32, copy=True)
+        self._weights_there = None
         self._counters = dict(state["counters"])
         self._skip = 0
 
@@ -318,6 +322,7 @@ class EpochSampler(Sampler[int]):
         self._weights_N = torch.ones(self.num_samples)
         if decision.weights is not None:
             self._weights_N[decision.retained] = decision.weights.to(torch.float32)
+        self._weights_there = None
         self._epoch = epoch
         self._pruning = pruning
         self._counters["offered"] += self.num_samples
