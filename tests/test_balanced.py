@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfway import ForwardBlocker, Schedule
 from halfway import memory as memories
@@ -21,6 +20,7 @@ from halfway.selectors.balanced import Balanced, classes_of, find_input_channel_
 from halfway.selectors.pivotal import _round, _systematic, _without_ties, distances, pivotal, rounds, standardised
 
 from . import processes
+from .waiting import NoWaiting
 
 CPU = torch.device("cpu")
 
@@ -668,18 +668,6 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
 
 
 # -------------------------------------------------------------------------------------------------- nothing waits
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuses whatever would wait for a device: values read by the host, shapes that depend on data."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
-        if func is torch.ops.aten.index.Tensor:  # whole numbers do not
-            waits = any(index is not None and index.dtype == torch.bool for index in args[1])
-        if waits:
-            raise AssertionError(f"{func} waits for the device")
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("features", ["cut", "remembered"])

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfway import ForwardBlocker, Schedule
 from halfway.losses import cross_entropy, logit_gradients
@@ -23,6 +22,7 @@ from halfway.selectors.selective_backprop import SelectiveBackprop
 from halfway.selectors.uncertainty import Uncertainty
 
 from . import processes
+from .waiting import NoWaiting
 
 
 def generator(seed=0):
@@ -739,18 +739,6 @@ def test_outputs_that_are_not_finite_give_a_random_choice_and_are_reported(name,
     selector.check()  # said once
     selector.select(candidates(**full_batch()), 5)
     selector.check()
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuses whatever would wait for a device: values read by the host, shapes that depend on data."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
-        if func is torch.ops.aten.index.Tensor:  # whole numbers do not
-            waits = any(index is not None and index.dtype == torch.bool for index in args[1])
-        if waits:
-            raise AssertionError(f"{func} waits for the device")
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", [name for name in EVERYBODY if name != "rho"])  # which checks ids on the CPU at once

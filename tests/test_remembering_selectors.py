@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfway import ForwardBlocker, Schedule
 from halfway import functional as PF
@@ -21,6 +20,7 @@ from halfway.selectors import Candidates, Density, DensityPublic, LastLoss, Rand
 from halfway.selectors.draw import gumbel
 
 from . import processes
+from .waiting import NoWaiting
 
 
 def generator(seed=0):
@@ -334,18 +334,6 @@ def test_an_id_out_of_range_on_the_device_is_reported_by_check(make, monkeypatch
     with pytest.raises(ValueError, match="out of range"):
         selector.check()
     selector.check()
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuses whatever would wait for a device: values read by the host, shapes that depend on data."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
-        if func is torch.ops.aten.index.Tensor:  # whole numbers do not
-            waits = any(index is not None and index.dtype == torch.bool for index in args[1])
-        if waits:
-            raise AssertionError(f"{func} waits for the device")
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
