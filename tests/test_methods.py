@@ -142,8 +142,8 @@ def test_two_processes_end_with_the_same_weights_and_the_same_memory(method: str
     assert without_times(metrics)[-1]["retained"] < 4 * 160
 
 
-@pytest.mark.parametrize("method", ["infobatch", "divbs", "grad_norm", "last_loss", "balanced"])
-def test_segmentation_trains_with_rivals_too(method: str) -> None:
+@pytest.mark.parametrize("method", ["infobatch", "ucb", "divbs", "grad_norm", "last_loss", "balanced"])
+def test_segmentation_trains_with_rivals_too(method: str, tmp_path: Path) -> None:
     r = load_recipe("tiny-voc").with_settings(
         {
             "root": "synthetic",
@@ -154,13 +154,16 @@ def test_segmentation_trains_with_rivals_too(method: str) -> None:
             "batch_size": 8,
             "length": 13,
             "window": [3, 10],
-            "log_every": 5,
+            "log_every": 4,
             "multi_scale": [],
             "method": method,
         }
     )
-    training = trained(r)
+    folder = RunFolder(tmp_path / "run")
+    folder.open(r, resume=False)
+    training = trained(r, folder)
     assert training.step == 13
+    assert [m["round"] for m in folder.read_metrics()] == [1, 2, 3, 4]
     counts = training._blocking()
     assert counts["seen"] == 13 * 8
     # Steps 3 to 9 for a selector; whole epochs of 5 steps, the second and what there is of others, for a sampler.

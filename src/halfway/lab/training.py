@@ -285,7 +285,8 @@ class Training:
                 "optimizer.lr or set clip_norm; last.pt still holds the round before"
             )
         self.retention.end_round()
-        number = -(-self.step // self.round_steps)
+        # Where a batch stands for several steps, a round ends a little behind its time. The last one may be shorter.
+        number = -(-self.step // self.round_steps) if last else self.step // self.round_steps
         metrics = {
             "round": number,
             "step": self.step,
