@@ -109,7 +109,7 @@ def test_a_sweep_runs_only_the_methods_that_look_at_the_setting(tmp_path: Path) 
     assert compare(out, "--seeds", "0", "--rounds", "2", "--over", "density.noise=0.001,1") == 0
     runs = {path.name for path in out.iterdir() if path.is_dir()}
     assert runs == {"full-s0", "random-0.5-s0", "pfb-0.5-density.noise=0.001-s0", "pfb-0.5-density.noise=1-s0"}
-    noise = RunResult.read(out / "pfb-0.5-density.noise=0.001-s0").recipe.density["noise"]
+    noise = RunResult.read(out / "pfb-0.5-density.noise=0.001-s0").recipe.methods["density"]["noise"]
     assert noise == 0.001
 
 

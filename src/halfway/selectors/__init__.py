@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from .balanced import Balanced
 from .base import Candidates, Ranking, Selection, Selector
 from .density import Density
@@ -43,7 +45,9 @@ def make(selector: str | Selector) -> Selector:
         return selector
     if selector in SELECTORS:
         return SELECTORS[selector]()
-    raise ValueError(f"unknown selector {selector!r}; choose one of {sorted(SELECTORS)} or pass a Selector")
+    close = difflib.get_close_matches(str(selector), SELECTORS, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ValueError(f"unknown selector {selector!r}; {hint}There are {sorted(SELECTORS)}, or pass a Selector")
 
 
 __all__ = [
