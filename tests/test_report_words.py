@@ -13,12 +13,12 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("torchvision")
 pytest.importorskip("yaml")
 
-from halfway.lab import (
-    summary,
-)
+from halfway.lab import summary
 from halfway.lab.paired import difference, standard_error
 from halfway.lab.report import words as report_words
-from halfway.lab.trials import Group
+from halfway.lab.report.runs import Runs
+from halfway.lab.trials import Group, group_of
+from tests.test_summary import result
 
 
 def rows_of(**scores: Sequence[float]) -> list[summary.Row]:
@@ -116,3 +116,19 @@ def test_without_random_pruning_full_data_is_the_rival() -> None:
         "At p = 0.5 full data beat random pruning by 3.0 points"
     )
     assert report_words.headline(rows_of(full=FULL)) == "Full data: 98.00 % (n = 3)"
+
+
+def test_of_many_methods_figures_with_a_line_each_show_the_best() -> None:
+    """Full data, random and PFB at its ratio, and the best of the others; all of them where they are few."""
+    scores = {"full": 90.0, "random": 50.0, "pfb": 40.0, "rotate": 80.0, "ucb": 10.0, "rs2": 70.0, "loss": 60.0}
+    groups: Any = {}
+    for method, score in scores.items():
+        groups[group_of(method, 0.5, {})] = {0: result(method, 0.5, 0, score)}
+    groups[group_of("random", 0.3, {})] = {0: result("random", 0.3, 0, 95.0)}
+    shown = Runs(groups, [], {}).shown
+    assert [group.label for group in shown] == [
+        "full",
+        *(f"{method}, p = 0.5" for method in ("random", "pfb", "rotate", "rs2", "loss")),
+    ]
+    few = {group: seeds for group, seeds in groups.items() if group.method in ("full", "random", "pfb", "ucb")}
+    assert Runs(few, [], {}).shown == few

@@ -152,17 +152,20 @@ def _cost(runs: Runs, rows: Sequence[summary.Row]) -> str:
 
 def _curves(runs: Runs) -> str:
     unit = runs.first.recipe.unit
-    groups = "; ".join(f"{group.label} (n = {len(seeds)})" for group, seeds in runs.groups.items())
+    shown = runs.shown
+    groups = "; ".join(f"{group.label} (n = {len(seeds)})" for group, seeds in shown.items())
+    left_out = len(runs.methods) - len({group.method for group in shown})
+    note = f" The best of {len(runs.methods)} methods, beside full data, random and PFB." if left_out else ""
     return "<h2>Over the training</h2>" + page.pair(
         page.figure(
             "Score",
-            plots.curves(runs.groups, "score", f"{runs.first.recipe.score_name.partition(',')[0]}, %"),
+            plots.curves(shown, "score", f"{runs.first.recipe.score_name.partition(',')[0]}, %"),
             f"Line plot of the score on test images over {unit}s. {groups}.",
-            "Thin lines are seeds, thick ones their mean; dots where the model was evaluated.",
+            f"Thin lines are seeds, thick ones their mean; dots where the model was evaluated.{note}",
         ),
         page.figure(
             "Training loss",
-            plots.curves(runs.groups, "loss", "loss of the samples trained on"),
+            plots.curves(shown, "loss", "loss of the samples trained on"),
             f"Line plot of the training loss over {unit}s. {groups}.",
             "Of retained samples only, while a method prunes: a selection of hard samples has a higher loss without "
             "being worse for the model.",

@@ -13,13 +13,12 @@ from ..run_result import RunResult
 from ..summary import Row
 from ..trials import Group
 from .counts import Counts
-from .runs import Groups
+from .runs import FEW_METHODS, Groups
 from .words import name
 
 MANY_CLASSES = 40
 SHOWN_OF_MANY = 15
-# More methods than this are told apart by markers, and named beside the figure.
-FEW_METHODS = 5
+# Many methods are told apart by these, and named beside the figure.
 MARKERS = "os^DvPX<>*ph"
 _STYLES = ("-", "--", ":", "-.")
 

@@ -70,7 +70,7 @@ def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pi
     return [
         page.figure(
             "Retention per class",
-            plots.retention_by_class(counts, main, names),
+            plots.retention_by_class({g: c for g, c in counts.items() if g in runs.shown}, main, names),
             f"Dot plot of the share of each class that was retained by {main.label}: {text}.",
             f"Large dots: {plots.short(main)}. PFB does not look at labels, so classes that look alike at the "
             f"cut can be thinned more than others.{part}",

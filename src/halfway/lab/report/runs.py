@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,9 @@ from ..run_result import RunResult
 from ..trials import Group, group_of
 
 Groups = dict[Group, dict[int, RunResult]]
+
+# More methods than this are too many for a figure with a line or a row of dots for each.
+FEW_METHODS = 5
 
 # The paper's method, by its two names.
 PFB = ("pfb", "density")
@@ -64,6 +68,19 @@ class Runs:
             return round(abs((group.ratio or 0) - 0.5), 6), changed
 
         return min(found, key=far, default=None)
+
+    @property
+    def shown(self) -> Groups:
+        """The groups for figures with a line each: all of them, or of many methods full data, random pruning and PFB at
+        its ratio, and as many of the best others at that ratio as there is room for."""
+        if len(self.methods) <= FEW_METHODS:
+            return self.groups
+        ratio = self.main.ratio if self.main is not None else None
+        known = [g for g in self.groups if g.method in _FIRST and g.ratio in (None, ratio)]
+        others = [g for g in self.groups if g.method not in _FIRST and ratio in (None, g.ratio)]
+        others.sort(key=lambda g: -statistics.fmean(run.score for run in self.groups[g].values()))
+        room = max(0, FEW_METHODS + 1 - len(known))
+        return {group: seeds for group, seeds in self.groups.items() if group in (*known, *others[:room])}
 
     @property
     def main_seeds(self) -> list[int]:
