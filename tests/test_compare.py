@@ -147,7 +147,17 @@ def test_timing_compares_other_batch_sizes_with_full_training_of_their_own() -> 
     )
     plan = trials.plan(r, ["full", "random"], [0.5], [0], {"batch_size": [16, 64]})
     groups = {trial.group: trial.recipe for trial in plan}
-    half = {group: 0.5 for group in groups if group.method == "random" and dict(group.settings)["batch_size"] == 16}
-    timing = comparison.time_steps(list(groups), groups, torch.device("cpu"), 3, shares=half)
+    few = {group: 1e-6 for group in groups if group.label == "random, p = 0.5, batch_size=16"}
+    timing = comparison.time_steps(list(groups), groups, torch.device("cpu"), 3, shares=few)
     assert timing["full, batch_size=16"]["median"] == timing["full, batch_size=64"]["median"] == 1
     assert len(timing) == 4
+    # Whole steps, but few of them, for whoever decides before the epoch.
+    assert (
+        timing["random, p = 0.5, batch_size=16"]["median"] < 1e-3 < timing["random, p = 0.5, batch_size=64"]["median"]
+    )
+
+
+def test_a_table_of_what_is_finished_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path / "c", "--table") == 2
+    assert "no run of this comparison is finished" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
