@@ -13,7 +13,7 @@ import torch
 from halfway import Stats, __version__
 
 _BEGIN, _END = "<!-- matrix: written by `make matrix` -->", "<!-- end of the matrix -->"
-_LIBRARIES = ("torchvision", "timm", "transformers", "torchdata")
+_LIBRARIES = ("torchvision", "timm", "transformers", "accelerate", "lightning", "torchdata")
 # Why the first step of the usual mixed-precision loop is computed.
 _ONCE = "the first call of the model showed that it runs under autocast"
 

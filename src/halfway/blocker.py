@@ -136,7 +136,9 @@ class ForwardBlocker(Joinable):
             *batch: the batch by position. The first part goes to the model: a tensor as it is, a mapping as keywords,
                 a tuple or list as positionals. The rest is only cut.
             ids: (B,) sample ids, for selectors that remember samples.
-            inputs: what goes to the model, if not as said: positions in `batch`, or names in `named`.
+            inputs: what goes to the model, if not as said: positions in `batch`, or names in `named` (a name that
+                `forward` does not know goes by position). The model may then be called with more than these, such as
+                labels: you say that what comes before the cut does not look at it.
             **named: the batch by name. The names in the model's `forward` signature go to it.
 
         Returns:

@@ -32,6 +32,7 @@ _AUTOCAST = "autocast is not what it was in the probe"
 # Expected once in the usual loop (autocast around the model's call, not around the blocker); no warning.
 _FIRST_AUTOCAST = "the first call of the model showed that it runs under autocast"
 _NOT_CALLED = "the model was not called on the retained samples"
+_OTHER_ARGUMENTS = "the model was called with other arguments than the blocker saw"
 _OTHER_TENSORS = (
     "the model was not called with the tensors the blocker returned (move augmentation, mixup, .to(device) and "
     "normalisation before the blocker)"
@@ -48,7 +49,8 @@ class _Pending(NamedTuple):
     probe: Probe
     plan: Plan
     indices: Tensor
-    arguments: list[Any]
+    arguments: dict[str, list[Any]]
+    more_arguments: bool
     versions: list[int]
     parameters: list[Any]
     autocast: tuple[bool, torch.dtype]
@@ -139,8 +141,12 @@ class Engine:
             probe=probe,
             plan=plan,
             indices=indices,
-            arguments=[weakref.ref(a, drop) if isinstance(a, Tensor) else a for a in arguments],
-            versions=[t._version for t in tensors],
+            arguments={
+                name: [weakref.ref(a, drop) if isinstance(a, Tensor) else a for a in values]
+                for name, values in arguments.items()
+            },
+            more_arguments=part.more,
+            versions=[a._version for values in arguments.values() for a in values if isinstance(a, Tensor)],
             parameters=self.shallow.fingerprint(),
             autocast=self.shallow.expected_autocast(tensors[0]),
             audited=not turn,
@@ -213,16 +219,22 @@ class Engine:
 
     def _difference(self, pending: _Pending, args: Any, kwargs: Any) -> str:
         arguments = self.shallow.forward.bind(args, kwargs)
-        expected = [a() if isinstance(a, weakref.ref) else a for a in pending.arguments]
-        if arguments is None or len(arguments) != len(expected):
-            return "the model was called with other arguments than the blocker saw"
-        for found, handed_out in zip(arguments, expected, strict=True):
-            if isinstance(found, Tensor) or isinstance(handed_out, Tensor):
-                if found is not handed_out:
+        if arguments is None or (not pending.more_arguments and set(arguments) != set(pending.arguments)):
+            return _OTHER_ARGUMENTS
+        versions = []
+        for name, values in pending.arguments.items():
+            found = arguments.get(name, ())
+            if len(found) != len(values):
+                return _OTHER_ARGUMENTS
+            for given, value in zip(found, values, strict=True):
+                handed_out = value() if isinstance(value, weakref.ref) else value
+                if given is not handed_out and (isinstance(given, Tensor) or isinstance(handed_out, Tensor)):
                     return _OTHER_TENSORS
-            elif not _equal(found, handed_out):
-                return "the model was called with other arguments than the blocker saw"
-        if [t._version for t in expected if isinstance(t, Tensor)] != pending.versions:
+                if isinstance(given, Tensor):
+                    versions.append(given._version)
+                elif not _equal(given, handed_out):
+                    return _OTHER_ARGUMENTS
+        if versions != pending.versions:
             return "the retained samples were changed in place before the model was called"
         if self.shallow.fingerprint() != pending.parameters:
             return "parameters or buffers changed between the blocker and the model's call"
@@ -333,7 +345,7 @@ def _weak_callback(engine: Engine) -> Callable[[Any], None]:
     def dropped(reference: Any) -> None:
         alive = owner()
         pending = alive._pending if alive else None
-        if alive and pending and any(reference is a for a in pending.arguments):
+        if alive and pending and any(reference is a for values in pending.arguments.values() for a in values):
             alive.lose()
 
     return dropped

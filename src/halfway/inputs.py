@@ -13,13 +13,18 @@ from .batch import Batch
 
 
 class Inputs(NamedTuple):
-    """What goes to the model."""
+    """What goes to the model.
+
+    more: whether the model may be called with further arguments. The user has said that these are all that matter up
+    to the cut, as labels do not, nor what only the loss looks at.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    more: bool = False
 
     def tensors(self) -> list[Tensor]:
-        return [leaf for leaf in batch.leaves(tuple(self)) if isinstance(leaf, Tensor)]
+        return [leaf for leaf in batch.leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
 
 # What targets are usually called in a batch by name.
@@ -53,6 +58,11 @@ class Forward:
     def __init__(self, root: nn.Module) -> None:
         self._signature = inspect.signature(root.forward)
         self._parameters = list(self._signature.parameters)
+        self._by_keyword = {
+            p.name for p in self._signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        }
+        kinds = {p.kind: p.name for p in self._signature.parameters.values()}
+        self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     def inputs(self, whole: Batch, inputs: Any) -> Inputs:
         """Which parts of the batch the model gets, and how; `inputs` as in `ForwardBlocker.__call__`."""
@@ -66,16 +76,21 @@ class Forward:
                     f"none of {list(whole.named)} is a parameter of the model's "
                     f"forward({', '.join(self._parameters)}); say which go to the model with inputs=[...]"
                 )
-            return Inputs((), {n: whole.named[n] for n in names})
+            return self._named({n: whole.named[n] for n in names}, more=inputs is not None)
         if inputs is not None:
             positions = [inputs] if isinstance(inputs, int) else list(inputs)
             if not all(isinstance(i, int) and 0 <= i < len(whole.parts) for i in positions):
                 raise ValueError(f"inputs={inputs!r} must be positions in the batch of {len(whole.parts)} parts")
-            return Inputs(tuple(whole.parts[i] for i in positions), {})
+            return Inputs(tuple(whole.parts[i] for i in positions), {}, more=True)
         first = whole.parts[0]
         if isinstance(first, Mapping):
             return Inputs((), dict(first))
         return Inputs(tuple(first) if isinstance(first, (tuple, list)) else (first,), {})
+
+    def _named(self, chosen: dict[str, Any], more: bool) -> Inputs:
+        """By keyword where forward knows the name; the others, as "image" of a batch for forward(x), by position."""
+        keywords = {n: v for n, v in chosen.items() if n in self._by_keyword or self._rest is not None}
+        return Inputs(tuple(v for n, v in chosen.items() if n not in keywords), keywords, more)
 
     def check(self, to_model: Inputs) -> None:
         """Raise if the model cannot be called with this."""
@@ -88,10 +103,11 @@ class Forward:
                 "cannot be cut: stack them into one tensor), inputs= says otherwise"
             ) from None
 
-    def bind(self, args: Any, kwargs: Any) -> list[Any] | None:
-        """The call's arguments as a flat list, the same however they are passed."""
+    def bind(self, args: Any, kwargs: Any) -> dict[str, list[Any]] | None:
+        """The call's arguments by the names of the parameters, flat; the same however they are passed."""
         try:
-            bound = self._signature.bind(*args, **kwargs)
+            bound = dict(self._signature.bind(*args, **kwargs).arguments)
         except TypeError:
             return None
-        return [x for name, value in bound.arguments.items() for x in (name, *batch.leaves(value))]
+        rest = bound.pop(self._rest, {}) if self._rest else {}
+        return {name: list(batch.leaves(value)) for name, value in {**bound, **rest}.items()}
