@@ -21,7 +21,7 @@ _RESERVED = ("ids", "inputs")
 class Fields:
     """Where things are in a batch: keys of a mapping, positions in a tuple or list.
 
-    ids: the field with the samples' ids. None: the entry "ids" of a mapping, if there is one (as from `halfway.WithIds`).
+    ids: the field with the ids of the samples. None: the entry "ids" of a mapping, if any (`halfway.WithIds` makes it).
     inputs: the fields that go to the model, as for `ForwardBlocker.__call__`. None: the first of a tuple or list, those
         of a mapping that the model's `forward` has parameters for.
     """
