@@ -18,6 +18,9 @@ class Interception:
     """Calls `handler(original, args, kwargs)` instead of `module.name(*args, **kwargs)`, until `remove`.
 
     Copies and pickles of the module get the original method.
+
+    Attributes:
+        original: the method it stands in for.
     """
 
     def __init__(self, module: nn.Module, name: str, handler: Handler) -> None:
@@ -25,11 +28,11 @@ class Interception:
         self._name = name
         self._handler = handler
         self._patched = vars(module).get(name)
-        self._original = getattr(module, name)
+        self.original = getattr(module, name)
         vars(module)[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._handler(self._original, args, kwargs)
+        return self._handler(self.original, args, kwargs)
 
     def remove(self) -> None:
         """Give the method back."""

@@ -1,0 +1,69 @@
+"""Which model a user's training step calls. One that is not called as prepared would never be replayed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..modules import find_layer
+
+
+class Place(NamedTuple):
+    """Names in the user's module: of the model that the step calls ("": the module) and of the cut ("": none)."""
+
+    model: str
+    cut: str
+
+    @property
+    def at(self) -> str | None:
+        """The cut by its name in the model."""
+        return (self.cut.removeprefix(f"{self.model}.") if self.model else self.cut) or None
+
+
+def place(module: nn.Module, has_forward: bool, model: str | None, at: str | None) -> Place:
+    """Where `at` is in a user's module, and what will be called.
+
+    Args:
+        has_forward: whether the module itself can be called.
+        model: the submodule that is called; None: the module, if it has a forward, or else its child with the cut.
+        at: the cut, by its name in the module or in that submodule.
+    """
+    if model is not None:
+        find_layer(module, model)
+    elif has_forward:
+        model = ""
+    elif at is not None:
+        model = at.partition(".")[0]
+    else:
+        children = [name for name, child in module.named_children() if any(True for _ in child.parameters())]
+        if len(children) != 1:
+            raise ValueError(f"say with model= which of {children} training_step calls with the batch's inputs")
+        model = children[0]
+    if at is None:
+        return Place(model, "")
+    full = at if not model or at.startswith(f"{model}.") else f"{model}.{at}"
+    return Place(model, find_layer(module, full)[0])
+
+
+def checked(module: nn.Module, where: Place, step: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's step, for the first time: an error says which model it calls, if it is another one."""
+    parts = where.cut.split(".")
+    around = [".".join(parts[:i]) for i in range(len(parts))]
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        called: list[str] = []
+        with contextlib.ExitStack() as stack:
+            for name in around:
+                handle = module.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: called.append(name))
+                stack.callback(handle.remove)
+            output = step(*args, **kwargs)
+        if where.cut and where.model not in called:
+            found = f"calls self.{called[0]}: pass model={called[0]!r}" if called else "calls nothing around the cut"
+            wanted = f"self.{where.model}" if where.model else "self(...)"
+            raise RuntimeError(f"ForwardBlocking expects training_step to call {wanted}, but it {found}")
+        return output
+
+    return watched
