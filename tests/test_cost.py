@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -314,6 +315,75 @@ def test_the_table_prints_step_and_run() -> None:
     assert "run p=" not in str(layers(tiny(), x))
     assert "8x16x16" in text
     assert "no layer" in str(layers(nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3)))
+
+
+class Staged(nn.Module):
+    """Says of itself what timm's models say; `act` and `body.1` would not be shown otherwise."""
+
+    def __init__(self, info: Any) -> None:
+        super().__init__()
+        self.conv, self.act, self.pool = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+        self.body = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(nn.Conv2d(4, 4, 1)))
+        self.head = nn.Conv2d(4, 2, 1)
+        self.feature_info = info
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.pool(self.act(self.conv(x)))))
+
+
+STAGES = [{"module": "act", "reduction": 1, "num_chs": 4}, {"module": "body.1", "reduction": 2, "num_chs": 4}]
+
+
+def staged(model: nn.Module) -> list[tuple[str, str]]:
+    return [(row.name, row.stage) for row in layers(model, torch.randn(2, 3, 8, 8))]
+
+
+def test_stages_stand_beside_what_shows_other_features_and_for_what_shows_the_same() -> None:
+    shown = [("act", "0 (1/1)"), ("pool", ""), ("body.0", ""), ("body.1", "1 (1/2)")]
+    assert staged(Staged(STAGES)) == shown
+    assert staged(Staged(SimpleNamespace(info=STAGES))) == shown  # timm's FeatureInfo
+    within = staged(nn.Sequential(Staged(STAGES), nn.Conv2d(2, 2, 1)))
+    assert within == [*((f"0.{name}", stage) for name, stage in shown), ("0", "")]
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        None,
+        7,
+        "act",
+        {"module": "act"},
+        [],
+        [None, 3, "act", ("module", "act")],
+        [{}, {"module": None}, {"module": ["act"]}, {"module": ""}],
+        [{"module": "gone", "reduction": 4}, {"module": "act.gone"}],
+        SimpleNamespace(info=5),
+        torch.ones(3),
+    ],
+)
+def test_an_odd_feature_info_is_passed_over(info: Any) -> None:
+    assert staged(Staged(info)) == [("pool", ""), ("body.0", ""), ("body", "")]
+
+
+@pytest.mark.parametrize("reduction", [None, "4", 0, -2, 1.5, True, [4]])
+def test_an_odd_reduction_is_not_shown(reduction: Any) -> None:
+    assert staged(Staged([{"module": "body.1", "reduction": reduction}]))[-1] == ("body.1", "0")
+
+
+def test_a_property_called_feature_info_is_left_alone() -> None:
+    class Lazy(Tiny):
+        @property
+        def feature_info(self) -> Any:
+            raise AssertionError("called")
+
+    assert [row.stage for row in layers(Lazy(), torch.randn(2, 3, 16, 16))] == ["", "", ""]
+
+
+def test_the_stage_column_is_there_only_with_stages() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    assert "1 (1/2)" in str(layers(Staged(STAGES), x))
+    assert "out_indices" in str(layers(Staged(STAGES), x))
+    assert "stage" not in str(layers(Staged(None), x))
 
 
 # ------------------------------------------------------------------------- cost

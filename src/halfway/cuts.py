@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -28,6 +28,7 @@ class Layer:
     name: what to pass as `at`. type: of the module.
     output_shape: of one sample, without the batch axis.
     shallow_share: F/T. pruned_share: the part of a run in which samples are pruned.
+    stage: which one of timm's stages this is, as its index and resolution ("1 (1/4)"); "" if none.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Layer:
     output_shape: tuple[int, ...]
     shallow_share: float
     pruned_share: float
+    stage: str = ""
 
     def cost(self, prune_ratio: float) -> Cost:
         """The cost of cutting here and pruning this share of the samples."""
@@ -49,6 +51,7 @@ class Layers(Sequence[Layer]):
         self.model = model
         self.schedule = schedule
         self.length = length
+        self._staged = any(row.stage for row in self._rows)
 
     @overload
     def __getitem__(self, i: int) -> Layer: ...
@@ -63,13 +66,15 @@ class Layers(Sequence[Layer]):
     def __str__(self) -> str:
         if not self._rows:
             return f"{self.model}: no layer runs once per forward pass and returns one tensor with the batch first"
-        header = ["cut", "module", "output", "F/T", *(f"p={p}" for p in RATIOS)]
+        header = ["cut", *(["stage"] if self._staged else []), "module", "output", "F/T", *(f"p={p}" for p in RATIOS)]
         explained = "step: a step in which samples are pruned"
         if self.schedule is not None:
             header += [f"run p={p}" for p in RATIOS]
             stop = self.length if self.schedule.stop is None else self.schedule.stop
             unit = self.schedule.unit
             explained += f"; run: {self.length} {unit}s, pruned in [{self.schedule.start}, {stop})"
+        if self._staged:
+            explained += "\nstage: timm's index of it (as in out_indices), and its resolution"
         return (
             f"{self.model}: cost relative to training on all samples (1.000), in FLOPs, pruning the share p\n"
             f"F/T: shallow forward / whole training step; {explained}\n\n"
@@ -83,7 +88,8 @@ class Layers(Sequence[Layer]):
         numbers = [row.shallow_share, *(c.step for c in costs)]
         if self.schedule is not None:
             numbers += [c.run for c in costs]
-        return [row.name, row.type, "x".join(map(str, row.output_shape)), *(f"{n:.3f}" for n in numbers)]
+        words = [row.name, *([row.stage] if self._staged else []), row.type, "x".join(map(str, row.output_shape))]
+        return [*words, *(f"{n:.3f}" for n in numbers)]
 
 
 def layers(model: nn.Module, *example: Any, schedule: Schedule | None = None, length: int | None = None) -> Layers:
@@ -91,7 +97,7 @@ def layers(model: nn.Module, *example: Any, schedule: Schedule | None = None, le
 
     A sensible cut runs exactly once per forward pass, returns one floating point tensor with the batch first, is not
     the model's output, and does not lie within a branch of a block (a residual connection leads around it). Of several
-    with equal cost the outermost stands for all.
+    with equal cost the outermost stands for all; a stage of a timm model always stands for itself.
 
     One forward pass is counted, in the mode (train or eval) the model is in, and leaves no trace. On the meta device
     (model and example) it takes no memory and next to no time; attention is not fused there, so its backward pass
@@ -106,11 +112,34 @@ def layers(model: nn.Module, *example: Any, schedule: Schedule | None = None, le
     survey = _Survey(root, batch.length((args, kwargs)), (args, kwargs))
     with survey.watching():
         run_metered(root, example, survey)
+    stages = _stages(root)
     rows = [
-        Layer(e.name, type(e.module).__name__, e.shape[1:], survey.share(e.flops), pruned_share)
-        for e in survey.sensible()
+        Layer(e.name, type(e.module).__name__, e.shape[1:], survey.share(e.flops), pruned_share, stages.get(e.name, ""))
+        for e in survey.sensible(stages)
     ]
     return Layers(rows, type(root).__name__, schedule, length)
+
+
+def _stages(root: nn.Module) -> dict[str, str]:
+    """timm's stages by module name, of this model or of one within it, as they are shown.
+
+    Read from the attribute `feature_info`. Other libraries may mean something else by it: what does not look like
+    timm's is passed over.
+    """
+    found: dict[str, str] = {}
+    for prefix, module in root.named_modules():
+        # Not getattr: a property of that name could do anything.
+        info = vars(module).get("feature_info")
+        entries = getattr(info, "info", info)
+        if not isinstance(entries, (list, tuple)):
+            continue
+        for i, entry in enumerate(entries):
+            name = entry.get("module") if isinstance(entry, dict) else None
+            if isinstance(name, str) and name:
+                reduction = entry.get("reduction")
+                shown = f"{i} (1/{reduction})" if type(reduction) is int and reduction > 0 else str(i)
+                found.setdefault(f"{prefix}.{name}" if prefix else name, shown)
+    return found
 
 
 @dataclass
@@ -220,8 +249,8 @@ class _Survey(Meter):
             if storage not in ended.memory:
                 ended.bypassed_in.add(self._open[depth].module)
 
-    def sensible(self) -> list[_Exit]:
-        """The cuts worth showing."""
+    def sensible(self, stages: Container[str]) -> list[_Exit]:
+        """The cuts worth showing; `stages`: names that are, if they can be cut at."""
         calls = Counter(e.module for e in self._exits)
         # A connection within a block rules out what it leads around. One within most of the model (U-Net) does not.
         large = {e.module for e in self._exits if e.inside >= self.forward / 2}
@@ -231,13 +260,23 @@ class _Survey(Meter):
             # Also in a block of the same kind that happens to have no such connection, as where the resolution falls.
             branch = any(type(m) in blocks for m in e.around if m not in large)
             last = e.flops == self.forward
-            if e.name and e.shape and calls[e.module] == 1 and not (branch or last or _is_trivial(e.module)):
+            shown = e.name in stages or not _is_trivial(e.module)
+            if e.name and e.shape and calls[e.module] == 1 and shown and not (branch or last):
                 at_cost.setdefault(e.flops, []).append(e)
-        # The outermost; a block rather than a bare operation; the last, which has the activation behind it.
-        return [
-            min(reversed(same), key=lambda e: (e.name.count("."), not any(e.module.children())))
-            for same in at_cost.values()
-        ]
+        return [e for same in at_cost.values() for e in _standing(same, stages)]
+
+
+def _standing(same: list[_Exit], stages: Container[str]) -> list[_Exit]:
+    """Which of several cuts with equal cost to show: the outermost, and the stages.
+
+    A stage takes the outermost's place where it shows the same features (`stages.3`, the last one in `stages`), and
+    stands beside it where it does not (`act1`, before the pooling of `maxpool`).
+    """
+    usual = [e for e in same if not _is_trivial(e.module)]
+    # A block rather than a bare operation; the last, which has the activation behind it.
+    outermost = min(reversed(usual), key=lambda e: (e.name.count("."), not any(e.module.children())), default=None)
+    shapes = {e.shape for e in same if e.name in stages}
+    return [e for e in same if e.name in stages or (e is outermost and e.shape not in shapes)]
 
 
 _TRIVIAL = {

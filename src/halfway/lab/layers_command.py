@@ -16,6 +16,7 @@ _DESCRIPTION = """\
 List every sensible cut of a model with what blocking there would cost, before any training.
 
   cut      the name to pass as `at` to halfway.ForwardBlocker
+  stage    of a timm model: its number there (as in out_indices) and its resolution
   output   shape of one sample's features there
   F/T      FLOPs of the shallow forward relative to a whole training step (forward and backward) of the model
   p=0.3    cost of a step that prunes 30 % of its samples: (1 - p) + p * F/T, where 1 is training on all samples
@@ -26,6 +27,7 @@ A shallow cut costs next to nothing but shows features that know little; cuts wi
 _EPILOG = """\
 examples:
   halfway layers resnet50
+  halfway layers timm.models:resnet18      (torchvision has one of that name, too, which comes first)
   halfway layers vit_small_patch16_224 --size 384 --schedule 15:265 --length 300
   halfway layers mypackage.models:make_encoder --input 128 --dtype int64
 """
@@ -78,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         {
             "name": row.name,
             "type": row.type,
+            "stage": row.stage,
             "output_shape": row.output_shape,
             "shallow_share": row.shallow_share,
             "step": {str(p): row.cost(p).step for p in RATIOS},
