@@ -1,0 +1,145 @@
+"""The Hugging Face `Trainer`: samples are dropped in `training_step`; loss, loop and checkpoints stay the Trainer's."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..blocker import ForwardBlocker
+from ..losses import cross_entropy
+from ..modules import unwrap
+from .accelerate import refuse_unsupported
+from .fields import Fields
+
+_LOGGED = ("effective_ratio", "relative_flops", "steps_replayed", "steps_recomputed")
+_STATE = "halfway.pt"
+_Trainer: Any = object  # whichever Trainer comes behind the mixin
+
+
+class BlockingMixin(_Trainer):
+    """Blocks samples in every training step.
+
+        class MyTrainer(BlockingMixin, Trainer):
+            pass
+
+        trainer = MyTrainer(model, args, train_dataset=data, blocking=dict(at="vit.layers.0", prune_ratio=0.4))
+
+    Args:
+        blocking: the arguments of `ForwardBlocker` (at, prune_ratio, selector, schedule, ...), and where in the batch
+            things are: `ids` (default: "ids"), and `inputs`, the fields that matter up to the cut (default: those the
+            model's `forward` has parameters for, without the labels).
+
+    Attributes:
+        blocker: the `ForwardBlocker`. `train()` makes a new one if it makes, or compiles, the model.
+    """
+
+    blocker: ForwardBlocker
+
+    def __init__(self, *args: Any, blocking: Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        refuse_unsupported(self.accelerator, self.model)
+        if self.args.n_gpu > 1:
+            unwrap(nn.DataParallel(self.model))  # as train() would wrap it: raises
+        self._settings = dict(blocking)
+        self._fields = Fields(self._settings.pop("ids", None), self._settings.pop("inputs", None))
+        self._blocked: Any = None
+        self._follow(self.model)
+
+    def _follow(self, model: nn.Module) -> None:
+        """A blocker for this model: `train()` makes a new one with `model_init`, or puts torch.compile around it."""
+        if unwrap(model) == self._blocked:
+            return
+        if self._blocked is not None:
+            self.blocker.remove()
+        # A copy of the selector, for what it learns is about one model.
+        settings = {k: copy.deepcopy(v) if k == "selector" else v for k, v in self._settings.items()}
+        self.blocker = ForwardBlocker(model, **settings)
+        self._blocked = unwrap(model)
+        self._epoch: int | None = None
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        self._follow(model)
+        epoch = int(self.state.epoch or 0)
+        if epoch != self._epoch:
+            self.blocker.set_epoch(epoch)
+            self._epoch = epoch
+        # As the Trainer will do: the blocker must see what the model's call will see.
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        inputs = self._prepare_inputs(inputs)
+        retained = self._retain(inputs)
+        if num_items_in_batch is not None and self.blocker.last is not None:
+            num_items_in_batch = num_items_in_batch * self._items(retained) / self._items(inputs)
+        return super().training_step(model, retained, num_items_in_batch)
+
+    def _retain(self, inputs: Any) -> Any:
+        """The batch without the pruned samples, and without the ids, which the model does not take."""
+        ids, to_model, selector = self._fields.ids or "ids", self._fields.inputs, self.blocker.selector
+        if ids not in inputs and (self._fields.ids is not None or selector.wants_ids == "required"):
+            raise ValueError(
+                f"the batch has no field {ids!r} with the ids of the samples, for the selector {selector.name!r}: pass "
+                "train_dataset=halfway.WithIds(dataset), and remove_unused_columns=False to TrainingArguments, or the "
+                "Trainer takes them out again"
+            )
+        if to_model is None:
+            known = inspect.signature(self._blocked[0].forward).parameters
+            to_model = [name for name in inputs if name in known and name not in self.label_names]
+        retained = Fields(self._fields.ids, to_model).retain(self.blocker, inputs)
+        retained.pop(ids, None)
+        return retained
+
+    def _items(self, batch: Any) -> Tensor:
+        """How many labels the loss is a mean of, counted as the Trainer does; not 0, to divide by."""
+        labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"]
+        if "shift_labels" not in batch and getattr(self, "_loss_shifts_labels", False):
+            labels = labels[..., 1:]
+        return labels.ne(-100).sum().clamp(min=1)
+
+    def per_sample_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+        """(S,) losses of the retained samples, for selectors that learn from them. Override it where the loss is not
+        the cross-entropy of `logits` and `labels`."""
+        return cross_entropy(outputs, inputs["labels"])
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        if not model.training or self.blocker.selector.wants_losses == "no":
+            return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+        given = dict(inputs)  # the Trainer may take the labels out
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        with torch.no_grad():
+            self.blocker.observe(self.per_sample_losses(outputs, given))
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:
+            stats = self.blocker.stats
+            logs.update({f"halfway/{name}": getattr(stats, name) for name in _LOGGED})
+        super().log(logs, *args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        # Here: not called for save_only_model, and before older checkpoints are deleted.
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            path = os.path.join(output_dir, _STATE)
+            torch.save(self.blocker.state_dict(), f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = os.path.join(checkpoint, _STATE)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(
+                f"{checkpoint} has no {_STATE}: it was saved without BlockingMixin, or with save_only_model=True. "
+                "Begin anew with its weights: from_pretrained(...), and train() without resume_from_checkpoint"
+            )
+        self._follow(self.model_wrapped)
+        self.blocker.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        self._epoch = None
