@@ -1,0 +1,102 @@
+"""Every example runs as it stands, in a process of its own, and is short."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+# What to run, with few steps, and what it prints.
+RUNS: dict[str, tuple[list[str], list[str]]] = {
+    "timm_loop.py": (
+        ["--epochs", "1", "--samples", "192"],
+        ["epoch 0: loss", "steps_replayed=2", "steps_recomputed=1"],
+    ),
+    "torchvision_reference.py": (
+        ["--epochs", "1", "--samples", "192"],
+        ["epoch 0: loss", "steps_replayed=2", "steps_recomputed=1"],
+    ),
+}
+# Run by tests of their own; digits.py is only the others' data.
+ELSEWHERE = {
+    "accelerate_loop.py": "test_accelerate.py",
+    "hf_trainer.py": "test_transformers.py",
+    "lightning_trainer.py": "test_lightning.py",
+    "torchrun.py": "test_examples.py",
+    "digits.py": "test_examples.py",
+}
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_runs_and_says_what_was_replayed(name: str) -> None:
+    pytest.importorskip("torchvision")
+    pytest.importorskip("sklearn")
+    if "timm" in name:
+        pytest.importorskip("timm")
+    arguments, words = RUNS[name]
+    out = run(f"examples/{name}", *arguments)
+    for word in (*words, "effective_ratio=0.4"):
+        assert word in out
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_it_is_short_and_somebody_runs_it(name: str) -> None:
+    text = (ROOT / "examples" / name).read_text()
+    assert len(text.splitlines()) < 60
+    assert text.startswith('"""')
+    if name not in RUNS:
+        assert name in ELSEWHERE, f"say in RUNS how to run examples/{name}"
+        assert re.search(rf"\b{Path(name).stem}\b", (ROOT / "tests" / ELSEWHERE[name]).read_text())
+
+
+def test_torchrun_starts_it_on_two_processes() -> None:
+    pytest.importorskip("torchvision")
+    pytest.importorskip("sklearn")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    out = run(*launch, "examples/torchrun.py", "--epochs", "1", "--samples", "128")
+    assert out.count("epochs 0 to 1, 2 processes") == 1
+    assert "steps_replayed=2, steps_recomputed=0" in out
+
+
+# One process for three trainings, since importing takes longer than they do.
+SEVERAL = """
+import runpy, sys
+sys.path.insert(0, "examples")
+for file, epochs in (("at_once", "2"), ("resumed", "1"), ("resumed", "2")):
+    sys.argv[1:] = ["--samples", "96", "--epochs", epochs, "--checkpoint", f"{folder}/{file}.pt"]
+    runpy.run_path("examples/torchrun.py", run_name="__main__")
+"""
+
+
+def test_torchrun_resumes_where_a_killed_training_was(tmp_path: Path) -> None:
+    """Two epochs at once, and one after the other from the checkpoint: the same weights, to the last bit."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchvision")
+    pytest.importorskip("sklearn")
+    out = run("-c", f"folder = {str(tmp_path)!r}\n{SEVERAL}")
+    assert re.findall("epochs . to .", out) == ["epochs 0 to 2", "epochs 0 to 1", "epochs 1 to 2"]
+    at_once, resumed = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("at_once", "resumed"))
+    assert at_once["epoch"] == resumed["epoch"] == 1
+    assert all(torch.equal(tensor, resumed["model"][name]) for name, tensor in at_once["model"].items())
+    assert at_once["blocker"]["counters"] == resumed["blocker"]["counters"]
+    assert at_once["blocker"]["counters"]["replayed_steps"] == 6
+    assert not list(tmp_path.glob("*.tmp"))
