@@ -1,7 +1,4 @@
-"""Lightning: one callback more, the module as it was.
-
-python examples/lightning_trainer.py    # with --devices 2: DDP
-"""
+"""Lightning: one callback more, the module as it was. `python examples/lightning_trainer.py --devices 2` for DDP."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class Classifier(pl.LightningModule):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Lightning with halfway, on digits.")
     parser.add_argument("--selector", default="density", help="which method chooses (default: density, the paper's)")
     parser.add_argument("--precision", default="32-true", help="as for the Trainer, such as bf16-mixed")
     parser.add_argument("--devices", type=int, default=1, help="processes of a DDP training")

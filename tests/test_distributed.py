@@ -395,3 +395,28 @@ def test_fsdp2_with_mixed_precision_trains_like_ddp_up_to_rounding(feature) -> N
         assert all(torch.isfinite(g).all() for g in other["gradients"])
         assert list(other["reasons"].values()) == [5]
     feature(GROUP, "FSDP2 with a mixed-precision policy", (mixed[0]["replayed"], mixed[0]["reasons"]))
+
+
+# -------------------------------------------------------------------------------------------- running statistics
+
+
+def _running_statistics(rank: int) -> tuple[list[Tensor], list[Tensor], int]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, CLASSES))
+    plain = copy.deepcopy(model)
+    ddp, plain_ddp = DDP(model), DDP(plain)
+    blocker = ForwardBlocker(ddp, "1", 0.5, selector=selector(), reuse="replay")
+    for step in range(3):  # the weights stay: only the statistics move
+        x, _ = batch(rank, step)
+        ddp(blocker(x)).sum().backward()
+        plain_ddp(x).sum().backward()
+    return list(model[1].buffers()), list(plain[1].buffers()), blocker.stats.steps_replayed
+
+
+def test_running_statistics_go_on_from_those_of_the_first_rank_as_ddp_has_it() -> None:
+    """DDP hands them over before each forward, after the probe."""
+    ranks = processes.run(2, _running_statistics)
+    for found, expected, replayed in ranks:
+        assert replayed == 3
+        torch.testing.assert_close(found, expected)
+    assert not torch.equal(ranks[0][0][0], ranks[1][0][0])

@@ -201,6 +201,29 @@ def test_running_statistics_of_a_replayed_step_are_those_of_all_samples_moved_on
     assert model[1].num_batches_tracked == 1
 
 
+def test_running_statistics_of_a_batch_norm_that_runs_twice_move_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+            self.norm = nn.BatchNorm2d(8, momentum=0.3)
+
+        def forward(self, x):
+            return self.norm(self.second(self.norm(self.first(x)).relu()))
+
+    model = nn.Sequential(Twice(), nn.Flatten(), nn.Linear(8 * 16, 3))
+    plain = copy.deepcopy(model)
+    blocker = halfway.ForwardBlocker(model, "0", 0.5, selector=density(), reuse="replay")
+    for _ in range(2):
+        x = torch.randn(8, 3, 8, 8)
+        model(blocker(x)).sum().backward()
+        plain[0](x)
+    assert blocker.stats.steps_replayed == 2
+    torch.testing.assert_close(model[0].norm.running_mean, plain[0].norm.running_mean)
+    torch.testing.assert_close(model[0].norm.running_var, plain[0].norm.running_var)
+    assert model[0].norm.num_batches_tracked == 4
+
+
 def small_net():
     shallow = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)]
     return nn.Sequential(*shallow, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(288, 4)).train()

@@ -42,6 +42,21 @@ def normalise(func: Any, args: tuple[Any, ...], mean: Tensor, inverse_std: Tenso
     return (out, mean, inverse_std, *reserve)
 
 
+def move(running: Tensor, before: Tensor, after: Tensor, momentum: float) -> None:
+    """A step of a running statistic, once taken from `before` to `after`, from where it is now.
+
+    Usually that is `before`, and it becomes `after` to the bit. But DDP has ranks take over the first one's before each
+    call, and a BatchNorm that runs twice has moved already.
+    """
+    running.data.sub_(before).mul_(1 - momentum).add_(after)
+
+
+def momentum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """The weight of the batch in a new running statistic; cuDNN and MIOpen call it by another name."""
+    found = ops.argument(func, "momentum", args, kwargs)
+    return ops.argument(func, "exponential_average_factor", args, kwargs) if found is None else found
+
+
 class WithoutCudnn(TorchFunctionMode):
     """Has `F.batch_norm` use PyTorch's own kernel.
 

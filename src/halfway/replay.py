@@ -67,7 +67,7 @@ class Entry:
 
     outputs: its outputs on all N samples; for BatchNorm mean and inverse standard deviation, for a host read the value.
     given: which parameters and buffers it was called with.
-    moved: for BatchNorm, what the running mean and variance became.
+    moved: for BatchNorm, what the running mean and variance were and became; None for one it does not keep.
     """
 
     __slots__ = ("func", "given", "moved", "outputs")
@@ -141,8 +141,10 @@ class Recorder(Pass):
     def _record_batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # It is given copies of the running statistics, so the real ones only move when (and if) the step is replayed.
         running = args[3:5] if batch_norm.takes_running_statistics(func) else ()
-        moved = [None if r is None else r.clone() for r in running]
-        out = batch_norm.forward(func, args, kwargs, moved)
+        before = [None if r is None else r.clone() for r in running]
+        after = [None if r is None else r.clone() for r in running]
+        out = batch_norm.forward(func, args, kwargs, after)
+        moved = list(zip(before, after, strict=True))
         self.tape.add(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
         return out
 
@@ -173,7 +175,7 @@ class Replayer(Pass):
         self._indices = indices
         self._spot = spot
         self._cursor = 0
-        self._moved: list[tuple[Tensor, Tensor]] = []
+        self._steps: list[tuple[Tensor, Tensor, Tensor, float]] = []
         self._over = False
         self._circumstances = contextlib.ExitStack()
 
@@ -227,8 +229,8 @@ class Replayer(Pass):
         the probe."""
         if self._cursor != len(self._tape.entries):
             raise Diverged("the shallow part runs fewer operations than in the probe")
-        for running, value in self._moved:
-            running.data.copy_(value)
+        for step in self._steps:
+            batch_norm.move(*step)
 
     def _next(self, func: Any) -> tuple[Entry, Op]:
         i, self._cursor = self._cursor, self._cursor + 1
@@ -279,7 +281,8 @@ class Replayer(Pass):
             # InstanceNorm presents its samples as channels: statistics of its own for each, nothing to hand over.
             self._before_write(ops.traits(func).written, args, kwargs)
             return func(*args, **kwargs)
-        self._moved += [(r, m) for r, m in zip(args[3:5], entry.moved, strict=False) if m is not None]
+        momentum = batch_norm.momentum(func, args, kwargs)
+        self._steps += [(r, *m, momentum) for r, m in zip(args[3:5], entry.moved, strict=False) if m[0] is not None]
         return batch_norm.normalise(func, args, mean, inverse_std)
 
     def _cut(self, entry: Entry, op: Op) -> list[Any]:
