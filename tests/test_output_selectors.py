@@ -123,6 +123,8 @@ def test_logits_are_found_in_what_models_return():
         cross_entropy({"features": logits}, targets)
     with pytest.raises(ValueError, match="target="):
         cross_entropy(logits, targets[:3])
+    with pytest.raises(ValueError, match=r"a single class.*loss_fn"):  # regression: 0 for every sample, silently
+        cross_entropy(logits[:, :1], logits[:, 0])
 
 
 def test_masks_of_another_resolution_are_met_by_interpolation():

@@ -48,6 +48,11 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
             f"logits of shape {tuple(logits.shape)} and targets of shape {tuple(targets.shape)} do not belong "
             "together; say which part of the batch holds the targets (target=...), or pass a loss_fn"
         )
+    if logits.shape[1] == 1:
+        raise ValueError(
+            f"logits of shape {tuple(logits.shape)} have a single class, of which the cross-entropy is always 0 "
+            "(regression, or one logit for two classes?); pass a loss_fn"
+        )
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     dense = logits.ndim == 4
     if dense and targets.shape[-2:] != logits.shape[-2:]:
