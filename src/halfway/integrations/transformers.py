@@ -25,9 +25,7 @@ _Trainer: Any = object  # whichever Trainer comes behind the mixin
 class BlockingMixin(_Trainer):
     """Blocks samples in every training step.
 
-        class MyTrainer(BlockingMixin, Trainer):
-            pass
-
+        class MyTrainer(BlockingMixin, Trainer): ...
         trainer = MyTrainer(model, args, train_dataset=data, blocking=dict(at="vit.layers.0", prune_ratio=0.4))
 
     Args:
@@ -40,6 +38,7 @@ class BlockingMixin(_Trainer):
     """
 
     blocker: ForwardBlocker
+    _ready: Any = None  # a batch that was prepared and cut
 
     def __init__(self, *args: Any, blocking: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,19 +73,24 @@ class BlockingMixin(_Trainer):
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
-        retained = self._retain(inputs)
+        self._ready = retained = self._retain(inputs)
         if num_items_in_batch is not None and self.blocker.last is not None:
             num_items_in_batch = num_items_in_batch * self._items(retained) / self._items(inputs)
         return super().training_step(model, retained, num_items_in_batch)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        if inputs is not self._ready:
+            return super()._prepare_inputs(inputs)
+        self._ready = None  # once more would copy it, if the device is "cpu:0", as under torchrun
+        return inputs
 
     def _retain(self, inputs: Any) -> Any:
         """The batch without the pruned samples, and without the ids, which the model does not take."""
         ids, to_model, selector = self._fields.ids or "ids", self._fields.inputs, self.blocker.selector
         if ids not in inputs and (self._fields.ids is not None or selector.wants_ids == "required"):
             raise ValueError(
-                f"the batch has no field {ids!r} with the ids of the samples, for the selector {selector.name!r}: pass "
-                "train_dataset=halfway.WithIds(dataset), and remove_unused_columns=False to TrainingArguments, or the "
-                "Trainer takes them out again"
+                f"the batch has no ids {ids!r} for the selector {selector.name!r}: train_dataset=halfway.WithIds(...) "
+                "adds them, and TrainingArguments(remove_unused_columns=False) keeps the Trainer from removing them"
             )
         if to_model is None:
             known = inspect.signature(self._blocked[0].forward).parameters
@@ -105,7 +109,12 @@ class BlockingMixin(_Trainer):
     def per_sample_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         """(S,) losses of the retained samples, for selectors that learn from them. Override it where the loss is not
         the cross-entropy of `logits` and `labels`."""
-        return cross_entropy(outputs, inputs["labels"])
+        try:
+            return cross_entropy(outputs, inputs["labels"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"override per_sample_losses(outputs, inputs), there is no cross-entropy: {error}"
+            ) from error
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         if not model.training or self.blocker.selector.wants_losses == "no":
