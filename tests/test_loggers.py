@@ -146,7 +146,7 @@ def test_weights_and_biases_takes_it_offline(tmp_path: Path, monkeypatch: pytest
     values = trained(model := net(), blocked(model))
     run = wandb.init(mode="offline", project="halfway", dir=str(tmp_path), settings=wandb.Settings(console="off"))
     try:
-        run.log(values, step=int(values["steps"]))
+        run.log(values, step=int(values["steps"]), commit=True)
         summary = {name: run.summary[name] for name in NAMES}
     finally:
         run.finish()
