@@ -174,6 +174,25 @@ def test_it_is_the_training_of_a_loop_by_hand(kind: str, feature: Callable[..., 
         feature("Lightning", "automatic optimization" if kind == "self(x)" else kind, found)
 
 
+def test_the_other_package_of_the_same_name() -> None:
+    """`lightning` and `pytorch_lightning` are often installed side by side, with classes of their own."""
+    import pytorch_lightning
+
+    class Other(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        training_step = NoForward.training_step
+        configure_optimizers = NoForward.configure_optimizers
+
+    module, blocking = Other(), ForwardBlocking("net.0", RATIO, reuse="replay")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = pytorch_lightning.Trainer(callbacks=[blocking], max_epochs=2, enable_checkpointing=False, **quiet)
+    trainer.fit(module, loader())
+    same(module, by_hand()[0])
+
+
 def test_in_mixed_precision_the_first_step_is_replayed_too(feature: Callable[..., None]) -> None:
     module, blocking = Module(), ForwardBlocking("net.0", RATIO, reuse="replay")
     fit(module, blocking, precision="bf16-mixed")
