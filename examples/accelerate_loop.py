@@ -9,10 +9,10 @@ from itertools import cycle, islice
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from digits import digits
 from torch import nn
 from torch.utils.data import DataLoader
 
+from digits import digits
 from halfway.integrations.accelerate import block
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -43,8 +43,4 @@ for step, (x, y) in enumerate(islice(cycle(loader), args.steps)):
     if step % 20 == 0:
         accelerator.print(f"step {step}: loss {loss.item():.3f}")
 
-stats = blocker.stats
-accelerator.print(f"{stats.steps_replayed} steps replayed, {stats.steps_recomputed} recomputed")
-accelerator.print(
-    f"{100 * stats.effective_ratio:.1f} % of the samples pruned, {100 * stats.relative_flops:.1f} % of the FLOPs"
-)
+accelerator.print(blocker.stats)

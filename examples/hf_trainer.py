@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from digits import digits
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
+from digits import digits
 from halfway.integrations.transformers import BlockingMixin
 
 
@@ -31,31 +31,24 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=100)
 steps = parser.parse_args().steps
 
-model = ViTForImageClassification(
-    ViTConfig(
-        image_size=32, patch_size=4, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
-        num_labels=10,
-    )
-)  # fmt: skip
+size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
 trainer = BlockingTrainer(
-    model=model,
+    model=ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, num_labels=10, **size)),
     args=TrainingArguments(
         "digits",
         max_steps=steps,
         per_device_train_batch_size=64,
-        learning_rate=2e-3,
-        logging_steps=20,
+        learning_rate=1e-3,
+        logging_steps=25,
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
-    ),  # fmt: skip
+    ),
     train_dataset=Digits(),
     blocking={"at": "vit.layers.0", "prune_ratio": 0.4},
 )
 trainer.train()
 
-stats = trainer.blocker.stats
 if trainer.is_world_process_zero():
-    print(f"{stats.steps_replayed} steps replayed, {stats.steps_recomputed} recomputed")
-    print(f"{100 * stats.effective_ratio:.1f} % of the samples pruned, {100 * stats.relative_flops:.1f} % of the FLOPs")
+    print(trainer.blocker.stats)
