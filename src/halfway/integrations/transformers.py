@@ -23,7 +23,7 @@ _Trainer: Any = object  # whichever Trainer comes behind the mixin
 
 
 class BlockingMixin(_Trainer):
-    """Blocks samples in every training step.
+    """Blocks samples in every training step. To be put before the Trainer:
 
         class MyTrainer(BlockingMixin, Trainer): ...
         trainer = MyTrainer(model, args, train_dataset=data, blocking=dict(at="vit.layers.0", prune_ratio=0.4))
@@ -38,6 +38,7 @@ class BlockingMixin(_Trainer):
     """
 
     blocker: ForwardBlocker
+    _blocked: Any = None
     _ready: Any = None  # a batch that was prepared and cut
 
     def __init__(self, *args: Any, blocking: Mapping[str, Any], **kwargs: Any) -> None:
@@ -47,7 +48,6 @@ class BlockingMixin(_Trainer):
             unwrap(nn.DataParallel(self.model))  # as train() would wrap it: raises
         self._settings = dict(blocking)
         self._fields = Fields(self._settings.pop("ids", None), self._settings.pop("inputs", None))
-        self._blocked: Any = None
         self._follow(self.model)
 
     def _follow(self, model: nn.Module) -> None:
@@ -64,8 +64,7 @@ class BlockingMixin(_Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         self._follow(model)
-        epoch = int(self.state.epoch or 0)
-        if epoch != self._epoch:
+        if (epoch := int(self.state.epoch or 0)) != self._epoch:
             self.blocker.set_epoch(epoch)
             self._epoch = epoch
         # As the Trainer will do: the blocker must see what the model's call will see.
@@ -101,14 +100,12 @@ class BlockingMixin(_Trainer):
 
     def _items(self, batch: Any) -> Tensor:
         """How many labels the loss is a mean of, counted as the Trainer does; not 0, to divide by."""
-        labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"]
-        if "shift_labels" not in batch and getattr(self, "_loss_shifts_labels", False):
-            labels = labels[..., 1:]
+        first = int(getattr(self, "_loss_shifts_labels", False))  # in language models position 0 is never predicted
+        labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"][..., first:]
         return labels.ne(-100).sum().clamp(min=1)
 
     def per_sample_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """(S,) losses of the retained samples, for selectors that learn from them. Override it where the loss is not
-        the cross-entropy of `logits` and `labels`."""
+        """(S,) losses of the retained samples. Override it if they are no cross-entropy of logits and labels."""
         try:
             return cross_entropy(outputs, inputs["labels"])
         except (KeyError, TypeError, ValueError) as error:
