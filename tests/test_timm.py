@@ -20,7 +20,7 @@ pytest.importorskip("timm")
 
 import timm
 from timm.data import Mixup
-from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from timm.loss import AsymmetricLossSingleLabel, BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.utils import ModelEmaV3, NativeScaler
 
@@ -387,5 +387,8 @@ def test_the_losses_without_a_reduction_of_their_own_are_cross_entropies() -> No
     torch.testing.assert_close(smoothed.mean(), LabelSmoothingCrossEntropy(0.1)(logits, y))
     mixed = F.cross_entropy(logits, soft_y, reduction="none")
     torch.testing.assert_close(mixed.mean(), SoftTargetCrossEntropy()(logits, soft_y))
+    single = AsymmetricLossSingleLabel(reduction="none")(logits, y)
+    torch.testing.assert_close(single.mean(), AsymmetricLossSingleLabel()(logits, y))
+    assert single.shape == (N,)
     summed = BinaryCrossEntropy(0.1, reduction="none")(logits, y).sum(1)
     torch.testing.assert_close(summed.mean(), BinaryCrossEntropy(0.1, sum_classes=True)(logits, y))
