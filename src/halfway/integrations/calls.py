@@ -23,17 +23,16 @@ class Place(NamedTuple):
         return (self.cut.removeprefix(f"{self.model}.") if self.model else self.cut) or None
 
 
-def place(module: nn.Module, has_forward: bool, model: str | None, at: str | None) -> Place:
+def place(module: nn.Module, model: str | None, at: str | None) -> Place:
     """Where `at` is in a user's module, and what will be called.
 
     Args:
-        has_forward: whether the module itself can be called.
         model: the submodule that is called; None: the module, if it has a forward, or else its child with the cut.
         at: the cut, by its name in the module or in that submodule.
     """
     if model is not None:
         find_layer(module, model)
-    elif has_forward:
+    elif _has_forward(module):
         model = ""
     elif at is not None:
         model = at.partition(".")[0]
@@ -67,3 +66,9 @@ def checked(module: nn.Module, where: Place, step: Callable[..., Any]) -> Callab
         return output
 
     return watched
+
+
+def _has_forward(module: nn.Module) -> bool:
+    """Whether the user wrote one. Not by comparing with LightningModule's: there are two packages that have one."""
+    package, _, _ = type(module).forward.__module__.partition(".")
+    return package not in ("lightning", "pytorch_lightning", "torch")

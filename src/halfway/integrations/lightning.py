@@ -15,13 +15,13 @@ from ..blocker import ForwardBlocker
 from ..interception import Interception
 from .calls import checked, place
 from .fields import Fields
+from .logs import logged
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError:
     from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment]
 
-_LOGGED = ("effective_ratio", "relative_flops", "steps_replayed", "steps_recomputed")
 _REFUSED = {"FSDPStrategy", "DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy"}
 
 
@@ -75,7 +75,7 @@ class ForwardBlocking(Callback):
         if self.blocker is not None:  # of an earlier fit, which this one continues
             self._state = self.blocker.state_dict()
             self.blocker.remove()
-        where = place(pl_module, _has_forward(pl_module), self._model, self._at)
+        where = place(pl_module, self._model, self._at)
         model = pl_module.get_submodule(where.model)
         self.blocker = ForwardBlocker(model, where.at, self._prune_ratio, **self._settings)
         if self._state:
@@ -105,17 +105,12 @@ class ForwardBlocking(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         # The statistics wait for the device: only where Lightning writes its logs anyway.
-        if self._log and trainer._logger_connector.should_update_logs:
-            pl_module.log_dict(self._numbers(), on_step=True, on_epoch=False)
+        if self._log and self.blocker is not None and trainer._logger_connector.should_update_logs:
+            pl_module.log_dict(logged(self.blocker), on_step=True, on_epoch=False)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._log:
-            pl_module.log_dict(self._numbers(), on_step=False, on_epoch=True, sync_dist=True)
-
-    def _numbers(self) -> dict[str, float]:
-        assert self.blocker is not None
-        numbers = self.blocker.stats.as_dict()
-        return {f"halfway/{name}": float(numbers[name]) for name in _LOGGED}
+        if self._log and self.blocker is not None:
+            pl_module.log_dict(logged(self.blocker), on_step=False, on_epoch=True, sync_dist=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._let_go()
@@ -140,9 +135,3 @@ class ForwardBlocking(Callback):
             self.blocker = None
         elif self.blocker is not None:
             self.blocker.load_state_dict(state_dict)
-
-
-def _has_forward(module: LightningModule) -> bool:
-    """Whether the user wrote one. Not by comparing with LightningModule's: there are two packages that have one."""
-    package, _, _ = type(module).forward.__module__.partition(".")
-    return package not in ("lightning", "pytorch_lightning", "torch")

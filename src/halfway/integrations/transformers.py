@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 from ..blocker import ForwardBlocker
 from ..losses import cross_entropy
 from ..modules import unwrap
+from . import state
 from .accelerate import refuse_unsupported
 from .fields import Fields
+from .logs import logged
 
-_LOGGED = ("effective_ratio", "relative_flops", "steps_replayed", "steps_recomputed")
-_STATE = "halfway.pt"
 _Trainer: Any = object  # whichever Trainer comes behind the mixin
 
 
@@ -124,28 +123,18 @@ class BlockingMixin(_Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
-            stats = self.blocker.stats
-            logs.update({f"halfway/{name}": getattr(stats, name) for name in _LOGGED})
+            logs.update(logged(self.blocker))
         super().log(logs, *args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         # Here: not called for save_only_model, and before older checkpoints are deleted.
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            path = os.path.join(output_dir, _STATE)
-            torch.save(self.blocker.state_dict(), f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
+            state.save(self.blocker, output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        path = os.path.join(checkpoint, _STATE)
-        if not os.path.isfile(path):
-            raise FileNotFoundError(
-                f"{checkpoint} has no {_STATE}: it was saved without BlockingMixin, or with save_only_model=True. "
-                "Begin anew with its weights: from_pretrained(...), and train() without resume_from_checkpoint"
-            )
-        self._follow(self.model_wrapped)
-        self.blocker.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        self._epoch = None
+        if checkpoint is not None:
+            self._follow(self.model_wrapped)
+            state.load(self.blocker, checkpoint)
+            self._epoch = None
