@@ -420,3 +420,23 @@ def test_running_statistics_go_on_from_those_of_the_first_rank_as_ddp_has_it() -
         assert replayed == 3
         torch.testing.assert_close(found, expected)
     assert not torch.equal(ranks[0][0][0], ranks[1][0][0])
+
+
+def _frozen(rank: int) -> tuple[dict[str, int], int, list[Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, CLASSES))
+    ddp = DDP(model.train())
+    model[1].eval()
+    blocker = ForwardBlocker(ddp, "2", 0.5, selector=selector())
+    for step in range(3):
+        x, y = blocker(*batch(rank, step))
+        F.cross_entropy(ddp(x), y).backward()
+    return blocker.stats.recompute_reasons, blocker.stats.steps_replayed, list(model[1].buffers())
+
+
+def test_a_frozen_batch_norm_before_the_cut_is_replayed(feature: Any) -> None:
+    """It reads its running statistics and writes nothing that ranks could exchange."""
+    for reasons, replayed, buffers in processes.run(2, _frozen):
+        assert (reasons, replayed) == ({}, 3)
+        assert torch.equal(buffers[0], torch.zeros(8))
+    feature(GROUP, "DDP, frozen BatchNorm before the cut", (3, {}))

@@ -117,7 +117,7 @@ class Recorder(Pass):
         if kind == "batch_norm" and batch_norm.trains(func, args, kwargs):
             self._refuse_in_checkpoint(func)
             return self._record_batch_norm(func, args, kwargs)
-        if written:
+        if written and kind != "batch_norm":  # a frozen one only reads its running statistics
             self._before_write(written, args, kwargs)
         out = kernels.run(func, args, kwargs)
         if kind == "cheap" or kind == "batch_norm":
@@ -207,7 +207,7 @@ class Replayer(Pass):
         kind, written, _ = ops.traits(func)
         if kind == "batch_norm" and batch_norm.trains(func, args, kwargs):
             return self._normalise(func, args, kwargs)
-        if written:
+        if written and kind != "batch_norm":
             self._before_write(written, args, kwargs)
         if kind == "cheap" or kind == "batch_norm":
             out = func(*args, **kwargs)
