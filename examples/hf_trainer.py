@@ -43,7 +43,6 @@ trainer = BlockingTrainer(
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        use_cpu=True,
     ),
     train_dataset=Digits(),
     blocking={"at": "vit.layers.0", "prune_ratio": 0.4},
