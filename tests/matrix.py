@@ -13,7 +13,13 @@ import torch
 from halfway import Stats, __version__
 
 _BEGIN, _END = "<!-- matrix: written by `make matrix` -->", "<!-- end of the matrix -->"
+_GRID = (
+    "Every selector in every trainer, with the ids it needs and the losses it learns from. *replay*: as above; "
+    "*works*: it decides before the model runs, so there is nothing to replay."
+)
 _LIBRARIES = ("torchvision", "timm", "transformers", "accelerate", "lightning", "torchdata")
+# Groups that begin so are columns of a table of their own, with a row for each selector.
+SELECTOR_IN = "selector in "
 # Why the first step of the usual mixed-precision loop is computed.
 _ONCE = "the first call of the model showed that it runs under autocast"
 
@@ -30,6 +36,8 @@ def row(group: str, name: str, outcome: Stats | BaseException | tuple[int, dict[
     if isinstance(outcome, BaseException):
         return Row(group, name, "not supported", str(outcome).split(";")[0].splitlines()[0])
     replayed, reasons = (outcome.steps_replayed, outcome.recompute_reasons) if isinstance(outcome, Stats) else outcome
+    if isinstance(outcome, Stats) and outcome.pruned_steps and not (replayed or reasons):
+        return Row(group, name, "works", "decided before the model runs")
     lasting = [reason for reason in reasons if reason != _ONCE]
     if replayed and not lasting:
         return Row(group, name, "replay", "from the second step on" if reasons else "")
@@ -41,10 +49,25 @@ def row(group: str, name: str, outcome: Stats | BaseException | tuple[int, dict[
 def table(rows: Iterable[Row]) -> str:
     lines = ["| | feature | | why |", "|---|---|---|---|"]
     last = ""
-    for r in sorted(set(rows)):
+    for r in sorted(r for r in set(rows) if not r.group.startswith(SELECTOR_IN)):
         lines.append(f"| {r.group if r.group != last else ''} | {r.name} | {r.outcome} | {r.why} |")
         last = r.group
     return "\n".join(lines)
+
+
+def grid(rows: Iterable[Row]) -> str:
+    """Selectors in trainers."""
+    cells = {(r.name, r.group.removeprefix(SELECTOR_IN)): r.outcome for r in rows if r.group.startswith(SELECTOR_IN)}
+    trainers = sorted({trainer for _, trainer in cells})
+    lines = [_line("", trainers), _line("---", ["---"] * len(trainers))]
+    lines += [
+        _line(f"`{name}`", [cells.get((name, t), "") for t in trainers]) for name in sorted({n for n, _ in cells})
+    ]
+    return "\n".join(lines)
+
+
+def _line(name: str, cells: Iterable[str]) -> str:
+    return f"| {' | '.join([name, *cells])} |"
 
 
 def versions() -> str:
@@ -64,5 +87,5 @@ def write(page: Path, rows: list[Row]) -> None:
         raise ValueError(f"{page} has no place for the matrix, which goes between {_BEGIN!r} and {_END!r}")
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    body = f"{_BEGIN}\n\nSeen with {versions()}, on a CPU.\n\n{table(rows)}\n\n{_END}"
+    body = f"{_BEGIN}\n\nSeen with {versions()}, on a CPU.\n\n{table(rows)}\n\n{_GRID}\n\n{grid(rows)}\n\n{_END}"
     page.write_text(before + body + after)

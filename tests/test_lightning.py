@@ -25,6 +25,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import halfway
 from halfway.integrations.lightning import ForwardBlocking
 from tests import processes
+from tests.matrix import SELECTOR_IN
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::FutureWarning")
 EXAMPLE = Path(__file__).parents[1] / "examples" / "lightning_trainer.py"
@@ -375,8 +376,7 @@ def test_every_selector_gets_what_it_needs(selector: str, feature: Callable[...,
     found = stats_of(blocking)
     assert found.pruned_steps == 8
     assert found.steps_replayed == (8 if blocking.blocker.selector.needs != "nothing" else 0)
-    if found.steps_replayed:
-        feature("Lightning", f"selector {selector}", found)
+    feature(f"{SELECTOR_IN}Lightning", selector, found)
 
 
 def test_losses_come_back_with_their_ids() -> None:
@@ -404,11 +404,12 @@ def test_remembered_features() -> None:
     assert stats_of(blocking).relative_flops == pytest.approx(7 / 12)
 
 
-def test_rho_with_the_losses_of_a_file(tmp_path: Path) -> None:
+def test_rho_with_the_losses_of_a_holdout_model(feature: Callable[..., None]) -> None:
     rho = halfway.selectors.SELECTORS["rho"](losses=torch.rand(48))
     module, blocking = Reports(), ForwardBlocking("net.0", RATIO, ids=2, selector=rho, reuse="replay")
     fit(module, blocking, data=DataLoader(halfway.WithIds(data()), batch_size=12))
     assert stats_of(blocking).steps_replayed == 8
+    feature(f"{SELECTOR_IN}Lightning", "rho", stats_of(blocking))
 
 
 def test_ratio_and_cost_are_logged(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ def test_rows_say_what_the_statistics_say() -> None:
     once = "the first call of the model showed that it runs under autocast"
     assert matrix.row("g", "n", (3, {once: 1})) == ("g", "n", "replay", "from the second step on")
     assert matrix.row("g", "n", (3, {"it moved": 1})) == ("g", "n", "replay", "but where it moved")
+    blocker = ForwardBlocker(nn.Linear(4, 2), None, 0.5, selector="random")
+    blocker(torch.randn(8, 4))
+    assert matrix.row("g", "n", blocker.stats) == ("g", "n", "works", "decided before the model runs")
     refused = matrix.row("g", "n", TypeError("no; do that instead"))
     assert refused == ("g", "n", "not supported", "no")
 
@@ -37,6 +40,21 @@ def test_only_the_matrix_of_a_page_is_written_anew(tmp_path: Path) -> None:
     assert "old" not in text
     assert text.index("| a | y | recompute | why |") < text.index("| b | x | replay |  |")
     assert f"torch {torch.__version__}" in text
+
+
+def test_selectors_in_trainers_have_a_table_of_their_own() -> None:
+    rows = [
+        matrix.Row("selector in B", "rotate", "works", ""),
+        matrix.Row("selector in A", "loss", "replay", ""),
+        matrix.Row("selector in B", "loss", "replay", ""),
+    ]
+    assert matrix.grid(rows).splitlines() == [
+        "|  | A | B |",
+        "| --- | --- | --- |",
+        "| `loss` | replay | replay |",
+        "| `rotate` |  | works |",
+    ]
+    assert "selector" not in matrix.table(rows)
 
 
 def test_a_page_without_a_place_for_it_is_refused(tmp_path: Path) -> None:

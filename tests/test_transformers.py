@@ -20,6 +20,7 @@ import halfway
 from halfway import ForwardBlocker, Schedule
 from halfway.selectors import SELECTORS, Balanced, Rho
 from tests import processes
+from tests.matrix import SELECTOR_IN
 
 pytest.importorskip("transformers")
 
@@ -348,7 +349,7 @@ def make_selector(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", SELECTORS)
-def test_every_selector_runs(name: str, tmp_path: Path) -> None:
+def test_every_selector_runs(name: str, tmp_path: Path, feature) -> None:
     done = trained(
         tmp_path,
         data=halfway.WithIds(Samples()),
@@ -358,6 +359,7 @@ def test_every_selector_runs(name: str, tmp_path: Path) -> None:
     stats = done.blocker.stats
     assert (stats.pruned_steps, stats.effective_ratio, stats.steps_recomputed) == (8, 0.5, 0)
     assert stats.steps_replayed == (0 if done.blocker.selector.needs == "nothing" else 8)
+    feature(f"{SELECTOR_IN}{GROUP}", name, stats)
 
 
 @pytest.mark.parametrize("selector", ["last_loss", Balanced("remembered"), Balanced(), "rotate"])
