@@ -59,6 +59,7 @@ class BlockingMixin(_Trainer):
         settings = {k: copy.deepcopy(v) if k == "selector" else v for k, v in self._settings.items()}
         self.blocker = ForwardBlocker(model, **settings)
         self._blocked = unwrap(model)
+        self._parameters = inspect.signature(self._blocked[0].forward).parameters
         self._epoch: int | None = None
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -91,8 +92,7 @@ class BlockingMixin(_Trainer):
                 "adds them, and TrainingArguments(remove_unused_columns=False) keeps the Trainer from removing them"
             )
         if to_model is None:
-            known = inspect.signature(self._blocked[0].forward).parameters
-            to_model = [name for name in inputs if name in known and name not in self.label_names]
+            to_model = [name for name in inputs if name in self._parameters and name not in self.label_names]
         retained = Fields(self._fields.ids, to_model).retain(self.blocker, inputs)
         retained.pop(ids, None)
         return retained
