@@ -160,6 +160,21 @@ def test_the_page_is_one_file_that_needs_nothing_from_outside(written: Path) -> 
     assert len(content) < 3_000_000
 
 
+def test_the_page_forbids_all_that_it_does_not_use(written: Path) -> None:
+    content = written.read_text()
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', content)
+    assert policy is not None
+    assert policy.start() < content.index("<title>"), "it holds for what comes behind it"
+    rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
+    assert rules == {
+        "default-src": "'none'",
+        "style-src": "'unsafe-inline'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+
+
 def test_all_images_have_a_description(written: Path) -> None:
     images = re.findall(r"<img [^>]*>", written.read_text())
     assert all(re.search(r'alt="[^"]{3,}"', image) for image in images)
@@ -491,6 +506,11 @@ def test_further_methods_have_colours_of_their_own() -> None:
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+_FLAGS = (
+    "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-sync "
+    "disable-component-update"
+)
+
 # A frame has a window of its own: a browser's smallest window is wider than a telephone.
 _FRAME = """<!doctype html><meta charset="utf-8"><title>waiting</title>
 <iframe style="border:0; width:{width}px; height:9000px" srcdoc="{page}"></iframe>
@@ -514,12 +534,10 @@ def browse(path: Path, width: int, scheme: int, folder: Path) -> dict[str, Any]:
     assert BROWSER is not None
     framed = folder / "framed.html"
     framed.write_text(_FRAME.format(width=width, page=html.escape(path.read_text())))
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-sync"
     done = subprocess.run(
         [
             BROWSER,
-            *(f"--{flag}" for flag in flags.split()),
-            "--disable-component-update",
+            *(f"--{flag}" for flag in _FLAGS.split()),
             f"--user-data-dir={folder / 'profile'}",
             f"--blink-settings=preferredColorScheme={scheme}",
             "--window-size=1400,900",
@@ -536,6 +554,33 @@ def browse(path: Path, width: int, scheme: int, folder: Path) -> dict[str, Any]:
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title is not None
     return json.loads(html.unescape(title[1]))
+
+
+def console(path: Path, folder: Path) -> tuple[str, list[str]]:
+    """The page's title after it has loaded, and what the browser's console says about it."""
+    flags = [f"--{flag}" for flag in _FLAGS.split()]
+    command = [str(BROWSER), *flags, f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr"]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=20000", "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title is not None
+    return title[1], [line for line in done.stderr.splitlines() if ":CONSOLE:" in line]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium found")
+def test_a_browser_finds_nothing_forbidden_on_the_page_and_runs_no_script(written: Path, tmp_path: Path) -> None:
+    title, said = console(written, tmp_path)
+    assert said == []
+    smuggled = '<script>document.title = "ran"</script><img src="http://127.0.0.1:9/seen.png"></main>'
+    (tmp_path / "smuggled.html").write_text(written.read_text().replace("</main>", smuggled))
+    again, said = console(tmp_path / "smuggled.html", tmp_path)
+    assert again == title
+    assert sum("violates the following Content Security Policy" in line for line in said) == 2
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium found")

@@ -1,5 +1,6 @@
 """The look that all pages share: one HTML file that needs nothing else, with figures and pictures inside.
 
+A content security policy forbids all that a page does not use: scripts, and whatever comes from elsewhere.
 Figures are SVG, drawn twice: for a light and for a dark page. Method colours are the same in figures and tables.
 """
 
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+
+# What a page is made of: style sheets and `style` attributes within it, and pictures as data URIs.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 STYLE = """
 :root { --paper:#fbfaf7; --ink:#2b2b28; --soft:#6f6e69; --line:#e4e2dc; --card:#fff; color-scheme: light dark; }
@@ -223,6 +227,7 @@ def document(title: str, body: str, style: str = "") -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title>
 <style>{STYLE}{style}</style>

@@ -1,7 +1,8 @@
 """The report of a comparison, or of single runs: one HTML page, see `page`.
 
 Everything but pictures and centroids comes from the run folders. Those two need the data set; where it is gone, the
-page says so in their place.
+page says so in their place. The centroids need the model, too; one that is not halfway's own is built only if asked to:
+a report is what one runs on other people's results.
 """
 
 from __future__ import annotations
@@ -51,8 +52,14 @@ h1 small { display:block; font:1rem/1.5 ui-sans-serif, system-ui, "Segoe UI", Ro
 """
 
 
-def write(runs: Runs, root: str | None, title: str | None) -> str:
-    """The page. root: where the data lie; None: where they lay in training."""
+def write(runs: Runs, root: str | None, title: str | None, trust: bool = False) -> str:
+    """The page.
+
+    Args:
+        root: where the data lie; None: where they lay in training.
+        title: the line above the headline; None: the recipe's name.
+        trust: import and build whatever models the runs name.
+    """
     rows = summary.summarise(runs.groups, runs.timing["steps"])
     run = runs.first
     counts = read_counts(runs)
@@ -72,7 +79,7 @@ def write(runs: Runs, root: str | None, title: str | None) -> str:
         _curves(runs),
         retention_section(runs, counts, pictures),
         galleries(runs, counts, pictures),
-        centroid_gallery(runs, pictures),
+        centroid_gallery(runs, pictures, trust),
         how_it_was_measured(runs),
     ]
     style = page.method_style(runs.methods) + _STYLE

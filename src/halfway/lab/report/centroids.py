@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,8 @@ def represent(recipe: Recipe, checkpoint: dict[str, Any], data: Data) -> tuple[T
     """Centroids (C, D) and their counts (C,) at the end of training, and the representations (M, D) of M training
     samples with their ids (M,), as the selector sees them, but in eval mode."""
     device = torch.device("cpu")
+    # The checkpoint has the weights; those the training began with may be gone, and nobody needs them.
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights=None))
     with torch.random.fork_rng([]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one process looks at what several have trained
         training = Training(recipe, data, device, folder=None, show=False)

@@ -6,7 +6,7 @@ import html
 import sys
 from collections.abc import Sequence
 
-from .. import page
+from .. import nets, page
 from ..run_folder import RunFolder
 from ..trials import Group
 from . import plots
@@ -55,7 +55,8 @@ def _gallery(title: str, note: str, ids: Sequence[int], counts: Counts, pictures
     return page.gallery(title, note, items, f"wide {pictures.kind}".strip())
 
 
-def centroid_gallery(runs: Runs, pictures: Pictures) -> str:
+def centroid_gallery(runs: Runs, pictures: Pictures, trust: bool) -> str:
+    """The centroids with pictures. trust: build the run's model even if that runs code that the run folder names."""
     main = runs.main
     if main is None:
         return ""
@@ -63,13 +64,21 @@ def centroid_gallery(runs: Runs, pictures: Pictures) -> str:
     if pictures.data is None:
         return f'{head}<div class="note"><p>{html.escape(pictures.reason)}</p></div>'
     run = runs.example
+    model = run.recipe.model
+    if not trust and not nets.known(model.name, model.options):
+        options = " with these options" if model.options else ""
+        return (
+            f'{head}<div class="note"><p>Left out: it needs the model of the run, <code>{html.escape(model.name)}</code>'
+            f"{options}, and building it may run code that is not halfway's. <code>halfway report ... --trust</code> "
+            "builds it; only for runs of your own.</p></div>"
+        )
     try:
         state = RunFolder(run.path).load()
         if state is None:
             return f'{head}<div class="note"><p>The checkpoint of the run is gone, and the centroids with it.</p></div>'
         found = heaviest(run.recipe, state, pictures.data, CENTROIDS, NEAREST)
-    except (ValueError, RuntimeError) as error:
-        print(f"no centroids: {error}", file=sys.stderr)
+    except Exception as error:  # a model of somebody's own may fail in any way
+        print(f"no centroids: {error or type(error).__name__}", file=sys.stderr)
         return f'{head}<div class="note"><p>The model of the run could not be restored by this version.</p></div>'
     items = []
     for centroid in found:
