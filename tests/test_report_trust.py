@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 pytest.importorskip("torchmetrics")
 pytest.importorskip("torchvision")
-yaml = pytest.importorskip("yaml")
+pytest.importorskip("yaml")
 
 from halfway.cli import main
 from halfway.lab import data, models, nets, session
@@ -67,6 +67,8 @@ def theirs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def name_model(folder: Path, **model: Any) -> None:
+    import yaml
+
     config = folder / "config.yaml"
     content = yaml.safe_load(config.read_text())
     content["model"] = model

@@ -66,11 +66,11 @@ def centroid_gallery(runs: Runs, pictures: Pictures, trust: bool) -> str:
     run = runs.example
     model = run.recipe.model
     if not trust and not nets.known(model.name, model.options):
-        options = " with these options" if model.options else ""
+        name, options = html.escape(model.name), " with its options" if model.options else ""
         return (
-            f'{head}<div class="note"><p>Left out: it needs the model of the run, <code>{html.escape(model.name)}</code>'
-            f"{options}, and building it may run code that is not halfway's. <code>halfway report ... --trust</code> "
-            "builds it; only for runs of your own.</p></div>"
+            f'{head}<div class="note"><p>Left out: it needs the model of the run, <code>{name}</code>{options}, and '
+            "building that may run code that is not halfway's. <code>halfway report ... --trust</code> builds it; only "
+            "for runs of your own.</p></div>"
         )
     try:
         state = RunFolder(run.path).load()
