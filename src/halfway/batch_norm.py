@@ -30,8 +30,7 @@ def forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: lis
         count = x.numel() // x.shape[1]
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_(variance.mul(count / max(count - 1, 1)).to(running_var.dtype), momentum)
-    out = aten.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
-    return out, mean, (variance + eps).rsqrt_()
+    return normalise(func, args, mean, (variance + eps).rsqrt_())
 
 
 def normalise(func: Any, args: tuple[Any, ...], mean: Tensor, inverse_std: Tensor) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from .modules import find_layer, group_of, suggest, unwrap
 from .ranks import Ranks
 from .schedule import Schedule
 from .selectors import Candidates, Selection, Selector
-from .shallow import Seen, Shallow
+from .shallow import CutSkipped, Seen, Shallow
 from .stats import Counters, Stats
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class ForwardBlocker(Joinable):
         process_group: of the ranks that train this model together; None: DDP's, or all. Each rank retains samples of
             its own batch, and what the selector learns is the same on all of them.
         timeout: seconds to wait for the other ranks before an error says which one is missing.
+        output: which part of what the layer returns is the cut, if that is a tuple or a mapping: a position or a name.
 
     Attributes:
         last: the `Selection` of the last pruned step (None before the first, and after a step that pruned nothing).
@@ -82,6 +83,7 @@ class ForwardBlocker(Joinable):
         seed: int = 0,
         process_group: ProcessGroup | None = None,
         timeout: float = 300.0,
+        output: int | str | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= prune_ratio < 1:
@@ -112,7 +114,7 @@ class ForwardBlocker(Joinable):
         elif at is not None:
             self._layer_name, layer = find_layer(self._root, at)
             self.selector.bind(self._layer_name, layer)
-            shallow = Shallow(self._root, layer, self._layer_name, compiled)
+            shallow = Shallow(self._root, layer, self._layer_name, compiled, output=output)
         elif self.selector.needs == "features":
             raise ValueError(
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
@@ -187,26 +189,29 @@ class ForwardBlocker(Joinable):
             targets=None if selector.wants_targets == "no" else targets_of(whole, selector.target),
         )
         engine = self._engine if selector.needs != "nothing" else None
-        part, selection, cost = whole, None, float(size)
+        part, selection = whole, None
         if count == size:
             if engine is not None:
                 engine.watch(size, lambda seen: _learn(selector, _seeing(candidates, selector, seen), None))
             else:
                 _learn(selector, candidates, None)
         elif engine is None:
-            cost = float(count)
             selection = _select(selector, candidates, count)
             part = whole.cut(selection.indices, size)
             _learn(selector, candidates, selection.indices)
         else:
-            cost = count + (size - count) * engine.shallow.share
-            part, selection = self._block(engine, whole, to_model, inputs, candidates, count)
+            try:
+                part, selection = self._block(engine, whole, to_model, inputs, candidates, count)
+                engine.spend(size - count)
+            except CutSkipped:
+                count = size
+                self._warn_skipped()
         # Counted last: a step that raised leaves no trace.
         counters.steps += 1
         counters.pruned_steps += count < size
         counters.seen += size
         counters.retained += count
-        counters.spent += cost
+        counters.spent += count
         self.last = selection
         self._feedback.expect(candidates, None if selection is None else selection.indices)
         return part
@@ -229,6 +234,13 @@ class ForwardBlocker(Joinable):
             raise
         engine.prepare(probe, plan, to_model_part, selection.indices)
         return part, selection
+
+    def _warn_skipped(self) -> None:
+        warnings.warn(
+            f"layer {self._layer_name!r} did not run in this batch (layer drop?), so that nothing could be scored and all "
+            "samples were retained; cut at a layer that always runs",
+            stacklevel=4,
+        )
 
     def _generator(self, device: torch.device) -> torch.Generator:
         generator = torch.Generator(device)
@@ -263,6 +275,13 @@ class ForwardBlocker(Joinable):
         """What blocking has done so far. Waits for the device; raises what went wrong there."""
         self._check()
         return Stats.of(self._counters)
+
+    def explain(self) -> str:
+        """A table of the operations before the cut: replayed, or computed, and why. Of the last pruned step."""
+        if self._engine is None:
+            return f"the selector {self.selector.name!r} looks at nothing before the model runs: no probe, no replay"
+        plan = self._engine.shallow.last_plan
+        return plan.explain() if plan is not None else "no batch has been pruned yet"
 
     def observe(self, losses: Tensor) -> None:
         """Per-sample losses (S,) of the retained samples, for selectors that learn from them; others ignore it.

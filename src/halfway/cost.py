@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import batch
 from .flops import Meter
-from .guard import Guard, Memory, no_graph
+from .footprint import Footprint
 from .modules import find_layer, unwrap
+from .sandbox import Guard, NoGraph, sandbox
 from .schedule import Schedule
-from .snapshot import Attributes, HostRandom, TorchRandom
 
 
 @dataclass(frozen=True)
@@ -105,28 +105,17 @@ def run_metered(model: nn.Module, example: tuple[Any, ...], mode: TorchDispatchM
     root, compiled = unwrap(model)
     args, kwargs = arguments(example)
     batch.length((args, kwargs))  # complains if there is no tensor
-    modules = list(root.modules())
     tensors = [leaf for leaf in batch.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    device = tensors[0].device
-    guard = Guard(Memory((t for t in (*root.parameters(), *root.buffers())), tensors))
-    attributes, host_random = Attributes(modules), HostRandom()
-    # The meta device computes nothing and has no generator.
-    torch_random = TorchRandom(torch.device("cpu") if device.type == "meta" else device)
-    try:
-        with contextlib.ExitStack() as stack:
-            if compiled:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            # With grad, so that it shows what needs one.
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(no_graph())
-            stack.enter_context(guard)  # below `mode`, which then does not see the guard's own copying
-            stack.enter_context(mode)
-            root(*args, **kwargs)
-    finally:
-        guard.undo()
-        attributes.restore()
-        host_random.restore()
-        torch_random.restore()
+    guard, graph = Guard(tensors), NoGraph()
+    with sandbox(Footprint(root), guard, tensors[0].device, audited=True), contextlib.ExitStack() as stack:
+        if compiled:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # With grad, so that it shows what needs one.
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(graph())
+        stack.enter_context(guard)  # below `mode`, which then does not see the guard's own copying
+        stack.enter_context(mode)
+        root(*args, **kwargs)
 
 
 def arguments(example: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .flops import Meter
 from .inputs import Inputs
 from .interception import Handler, Interception
 from .plan import Plan, disagreement, tolerance
-from .replay import Diverged, Replayer
+from .replay import Replayer
+from .sandbox import HostRandom
 from .shallow import ERROR, Probe, Seen, Shallow, autocast_state
-from .snapshot import Attributes, HostRandom
 from .stats import Counters
+from .tape import Diverged
 
 # One operation, and the features at the cut, are computed and compared in every so many replayed steps.
 SPOT_CHECK_EVERY = 16
@@ -64,7 +66,10 @@ class Engine:
     Args:
         shallow: the part to replay.
         reuse: "auto", "replay" or "recompute".
-        counters: where steps and operations are counted.
+        counters: where steps, operations and costs are counted.
+
+    Attributes:
+        meter: the FLOPs of the model's first call; None before it.
     """
 
     def __init__(self, shallow: Shallow, reuse: str, counters: Counters) -> None:
@@ -77,17 +82,49 @@ class Engine:
         self._armed = contextlib.ExitStack()
         self._warned: set[str] = set()
         self._mismatches: dict[str, Tensor] = {}
+        self._checked = 0
+        self._distrusted = ""
         self._unsaid: list[tuple[str, int]] = []
+        self._first: Probe | None = None
+        self.meter: Meter | None = None
+        self._metering: Meter | None = None
+        # Samples whose shallow forward is not counted yet.
+        self._unpriced = 0.0
 
     def validate(self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int) -> None:
-        """See `Shallow.validate`; a replay that was demanded must be possible."""
-        refusal = self.shallow.validate(inputs, cut, size, retained, rehearse=self.reuse != "recompute")
-        if refusal and self.reuse == "replay":
-            raise ReplayError(self._demanded(refusal))
+        """Find out on the first batch what would otherwise surface epochs later.
+
+        The cut must be reached and give features; the step is rehearsed, and a replay that was demanded must be
+        possible. `cut` gives the inputs of some of the samples. If that batch is then probed, this was it.
+        """
+        probe = self.shallow.probe(inputs, size, self._unwanted())
+        try:
+            self.shallow.check(probe)
+            if retained < size and self.reuse != "recompute":
+                refusal = self.shallow.plan(probe, inputs, cut, retained).refusal
+                if refusal and self.reuse == "replay":
+                    raise ReplayError(self._demanded(refusal))
+            if self.shallow.compiled:
+                self._price(self.shallow.meter(cut(torch.arange(retained, device=probe.features.device))))
+        except BaseException:
+            probe.rewind()
+            raise
+        self._first = probe
+
+    def discard(self) -> None:
+        """The batch that was validated will not be probed: as if it never had been."""
+        first, self._first = self._first, None
+        if first is not None:
+            first.rewind()
 
     def probe(self, inputs: Inputs, size: int) -> Probe:
         """Run the shallow part on all samples; recorded only if a replay is wanted."""
-        return self.shallow.probe(inputs, size, 'reuse="recompute"' if self.reuse == "recompute" else "")
+        first, self._first = self._first, None
+        return first or self.shallow.probe(inputs, size, self._unwanted())
+
+    def _unwanted(self) -> str:
+        """Why nothing needs to be recorded."""
+        return 'reuse="recompute"' if self.reuse == "recompute" else self._distrusted
 
     def plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
         """How to reuse a probe for some of its samples; `cut` gives their inputs. May run the model (a rehearsal)."""
@@ -153,13 +190,17 @@ class Engine:
             spot=None if turn else plan.spot(self.counters.steps // SPOT_CHECK_EVERY),
         )
         self._await_call(self._called)
-        handle = register_optimizer_step_post_hook(
-            lambda *_: self.release("the optimizer stepped before the model was called")
-        )
-        self._armed.callback(handle.remove)
+        self._armed.callback(register_optimizer_step_post_hook(self._stepped).remove)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer's step makes the tape stale, if it is an optimizer of this model."""
+        mine = {id(t) for t in self.shallow.footprint.tensors()}
+        if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+            self.release("the optimizer stepped before the model was called")
 
     def release(self, reason: str = _NOT_CALLED, *, demanded: bool = False) -> None:
         """Forget a pending tape, and free it. A probe that is never used is no error, even if replays are demanded."""
+        self.discard()
         pending = self._disarm()
         self._say()
         if pending is not None:
@@ -196,9 +237,36 @@ class Engine:
             self._first_call = self.shallow.autocast is None
             if tensors:
                 self.shallow.autocast = autocast_state(tensors[0].device.type)
-            return handler(original, args, kwargs)
+            return handler(original if self.meter else self._metered(original), args, kwargs)
 
         self._armed.callback(Interception(self._root, "_call_impl", called).remove)
+
+    def _metered(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The model's first call, of which the FLOPs are counted on the way."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._metering = Meter()
+            try:
+                with self.shallow.metered(self._metering), _eager(self.shallow):
+                    output = original(*args, **kwargs)
+                self._price(self._metering)
+            finally:
+                self._metering = None
+            return output
+
+        return call
+
+    def spend(self, samples: float) -> None:
+        """The shallow forward of so many samples, beside what is counted for the retained ones."""
+        self._unpriced += samples
+        self._price(self.meter)
+
+    def _price(self, meter: Meter | None) -> None:
+        """Count what the shallow part has cost, as soon as it is known how that compares with a whole step."""
+        self.meter = meter
+        if meter is not None:
+            self.counters.spent += self._unpriced * meter.shallow_share
+            self._unpriced = 0.0
 
     def _called(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Is this the call that was prepared? Then its forward is a replay."""
@@ -244,18 +312,17 @@ class Engine:
 
     def _replay(self, pending: _Pending, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The root's forward, for the one call that replays."""
-        now, attributes = HostRandom(), Attributes(self.shallow.modules)
+        now, before = HostRandom(), self.shallow.footprint.save()
         tensors = Inputs(args, kwargs).tensors()
-        replayer = Replayer(
-            self.shallow.memory(tensors), pending.probe.tape, pending.plan, pending.indices, pending.spot
-        )
+        replayer = Replayer(tensors, pending.probe.tape, pending.plan, pending.indices, pending.spot)
+        replayer.meter = self._metering
         pending.probe.host_random.restore()
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:
             replayer.finish()
             replayer.leave()
             now.restore()
-            self._count(replayer)
+            self._count(pending, replayer)
             self._audit(pending, replayer, output)
 
         try:
@@ -268,19 +335,23 @@ class Engine:
                 return original(*args, **kwargs)
         except Diverged as difference:
             replayer.undo()
-            attributes.restore()
+            before.restore()
             now.restore()
             self._fell_back(difference.reason, len(pending.indices))
         return original(*args, **kwargs)
 
-    def _count(self, replayer: Replayer) -> None:
+    def _count(self, pending: _Pending, replayer: Replayer) -> None:
         self.counters.replayed_steps += 1
         self.counters.operations_replayed += replayer.replayed
         self.counters.operations_computed += replayer.computed
+        if replayer.computed_flops:
+            self.spend(len(pending.indices) * replayer.computed_flops / pending.plan.flops())
 
     def _audit(self, pending: _Pending, replayer: Replayer, output: Any) -> None:
         """Remember, on the device, how far a checked operation and the features were off. `check` reads it."""
         if not pending.audited:
+            return
+        if pending.plan.mixed_features:
             return
         found = self.shallow.features([output], len(pending.indices))
         expected = pending.probe.features.index_select(0, pending.indices).flatten(1)
@@ -292,20 +363,33 @@ class Engine:
             self._mismatches[what] = torch.maximum(known, mismatch / tolerance(found))
 
     def check(self) -> None:
-        """Raise if a spot check found a replay to be wrong. Waits for the device."""
+        """What a spot check found to be wrong: an error if replays are demanded, otherwise there are no more of them.
+        Waits for the device."""
         self._say()
         wrong = [what for what, mismatch in self._mismatches.items() if not mismatch <= ERROR]
         self._mismatches.clear()
-        if wrong:
-            raise ReplayError(
-                f"replayed and computed values differ: {', '.join(wrong)}. The shallow part does something halfway "
-                'cannot see (it may mix samples of the batch); use ForwardBlocker(..., reuse="recompute")'
-            )
+        since, self._checked = self._checked, self.counters.steps
+        if not wrong:
+            return
+        found = (
+            f"replayed and computed values differ: {', '.join(wrong)}; seen between steps {since} and {self._checked}. "
+            "The shallow part does something halfway cannot see (it may mix samples of the batch)"
+        )
+        if self.reuse == "replay":
+            raise ReplayError(f'{found}; use ForwardBlocker(..., reuse="recompute")')
+        self._distrusted = "a spot check found that replayed and computed values differ"
+        self._warned.add(self._distrusted)
+        self.release()
+        warnings.warn(
+            f"{found}. From now on the shallow layers are computed twice instead; steps since then may have been trained "
+            'with wrong gradients. Use ForwardBlocker(..., reuse="recompute") from the start',
+            stacklevel=2,
+        )
 
     def _fell_back(self, reason: str, retained: int, demanded: bool = True) -> None:
         self.counters.recomputed[reason] += 1
         if reason != _NOT_CALLED:
-            self.counters.spent += retained * self.shallow.share
+            self.spend(retained)
         if self.reuse == "recompute" or reason == _FIRST_AUTOCAST:
             return
         if self.reuse == "replay" and demanded:
@@ -349,6 +433,11 @@ def _weak_callback(engine: Engine) -> Callable[[Any], None]:
             alive.lose()
 
     return dropped
+
+
+def _eager(shallow: Shallow) -> contextlib.AbstractContextManager[Any]:
+    """Compiled parts must not meet a dispatch mode: some versions never compile them again."""
+    return torch.compiler.set_stance("force_eager") if shallow.has_compiled_parts() else contextlib.nullcontext()
 
 
 def _equal(a: Any, b: Any) -> bool:

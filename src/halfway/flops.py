@@ -33,7 +33,7 @@ class FlopCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.total += _flops(func, args, kwargs or {}, out)
+        self.total += flops_of(func, args, kwargs or {}, out)
         return out
 
 
@@ -68,14 +68,18 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        flops = _flops(func, args, kwargs or {}, out)
+        self.count(func, args, kwargs or {}, out)
+        return out
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """An operation of the model; also one that was answered by somebody else and never came here."""
+        flops = flops_of(func, args, kwargs, out)
         if flops:
             self.forward += flops
             self.backward += flops * _backward_factor(func, args)
-        return out
 
 
-def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
     from torch.utils.flop_counter import flop_registry  # here, for it imports Triton, which takes a while
 
     if func is aten.convolution_backward.default:

@@ -9,7 +9,8 @@ Five kinds matter to recording and replaying a forward pass:
 - host: hands a value of a tensor to Python, which may branch on it.
 - cheap: everything else.
 
-Beside its kind, an operation may write to its arguments, and may rule out a replay altogether.
+Beside its kind, an operation may write to its arguments, may rule out a replay altogether, and does something to the
+sample axis (see `axis`): its schema says which arguments name an axis, and whether it is one of ours at all.
 """
 
 from __future__ import annotations
@@ -39,6 +40,19 @@ _BATCH_NORM = (
     *("_native_batch_norm_legit", "_batch_norm_with_update"),
 )
 _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
+# Operations whose outputs do not depend on the values of their inputs, only on their shapes; EMPTY ones are not even set.
+_VALUE_FREE = (
+    *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like"),
+    *("full_like", "rand_like", "randn_like", "randint_like", "lift_fresh"),
+)
+_EMPTY = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted")
+# Operations that hand on what they get, and run or not depending on memory layouts and on autocast's cache.
+_TRANSPARENT = ("_to_copy", "detach", "alias", "clone", "lift_fresh")
+_RESHAPING = ("_unsafe_view", "_reshape_alias", "reshape")
+# They take a `dim` only to put things side by side or apart; that shows in the shapes.
+_STRUCTURAL = ("cat", "stack", "unbind_copy", "split_copy", "split_with_sizes_copy", "select_copy", "slice_copy")
+# Who else but PyTorch is known to treat samples apart.
+_KNOWN_NAMESPACES = ("aten", "prims", "torchvision")
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 
 
@@ -53,23 +67,45 @@ RECURRENT = _overloads(_RECURRENT)
 
 
 class Traits(NamedTuple):
-    """kind: see above. written: positions and names of the arguments it writes to.
-    refusal: why a pass with this operation cannot be replayed; empty if it can."""
+    """kind: see above.
+    written: positions and names of the arguments it writes to.
+    refusal: why a pass with this operation cannot be replayed; empty if it can.
+    logged: as what it counts in the program; None for one that may come and go (a cast, a copy).
+    fresh: whether its outputs are new memory.
+    dim: position of the argument that names the axis it works along; None if it has none, or only reshapes.
+    value_free, empty: whether its outputs do not depend on values, whether they are not set at all.
+    opaque: whether nobody knows what it does to the sample axis.
+    """
 
     kind: Kind
     written: tuple[int | str, ...] = ()
     refusal: str = ""
-
-
-CHEAP = Traits("cheap")
+    logged: Any = None
+    fresh: bool = False
+    dim: int | None = None
+    value_free: bool = False
+    empty: bool = False
+    opaque: bool = False
 
 
 @functools.cache
 def traits(func: Any) -> Traits:
     """The traits of an operation as a dispatch mode sees it (an OpOverload or a higher-order operator)."""
     if not isinstance(func, torch._ops.OpOverload):
-        return CHEAP
-    return Traits(_kind(func), _written(func), _refusal(func))
+        return Traits("cheap", logged=func, opaque=True)
+    name = func._schema.name.removeprefix("aten::")
+    aliases = any(r.alias_info is not None for r in func._schema.returns)
+    return Traits(
+        _kind(func),
+        _written(func),
+        _refusal(func),
+        logged=None if name in _TRANSPARENT else aten.view.default if name in _RESHAPING else func,
+        fresh=not aliases and name not in _RESHAPING,
+        dim=_dim(func, name),
+        value_free=name in _VALUE_FREE or name in _EMPTY,
+        empty=name in _EMPTY,
+        opaque=func.namespace not in _KNOWN_NAMESPACES,
+    )
 
 
 def _kind(func: torch._ops.OpOverload) -> Kind:
@@ -96,12 +132,20 @@ def _written(func: torch._ops.OpOverload) -> tuple[int | str, ...]:
     return tuple(written)
 
 
+def _dim(func: torch._ops.OpOverload, name: str) -> int | None:
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    if views or name in _STRUCTURAL:
+        return None
+    names = [a.name for a in func._schema.arguments]
+    return next((names.index(n) for n in ("dim", "dims") if n in names), None)
+
+
 def _refusal(func: torch._ops.OpOverload) -> str:
     if func.namespace in _COLLECTIVE_NAMESPACES:
         return f"the shallow part communicates between processes ({func}), as SyncBatchNorm does"
     if func in RECURRENT:
         return f"the shallow part uses a fused recurrent kernel ({func})"
-    if func is aten.randperm.default or func is aten.randperm.generator:
+    if func._schema.name == "aten::randperm":
         return "the shallow part shuffles (torch.randperm)"
     if torch.Tag.dynamic_output_shape in func.tags:
         return f"the shallow part has an operation whose output shape depends on the data ({func})"

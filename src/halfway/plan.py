@@ -2,13 +2,13 @@
 
 A recording holds the output of an operation on all N samples; a replay needs what the same operation would give on
 S of them. Where the samples sit in that output is learned once, in a rehearsal, by running the operation on S
-samples and comparing: the axis whose size changed from k N to k S holds the samples, either sample by sample
-(windows, heads and tokens of one sample side by side) or the other way round.
+samples and comparing: the axis whose size changed from k N to k S holds the samples: sample by sample (windows, heads
+and tokens of one sample side by side), or the other way round, or in between.
 
 Shapes alone do not tell which, nor whether the operation mixes samples. So the values are compared too, and an
 operation is only `proven` if the comparison could have failed: a zero-initialised branch gives equal rows for all
 samples and would pass with any assignment, and so do rows that drop path has set to zero. Until it is proven, an
-operation is computed, not replayed.
+operation is computed, not replayed; for ever, if something that depends on other samples reaches it (see `axis`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,18 @@ import torch
 from torch import Tensor
 
 from . import rows
+from .text import columns
 
 # How far two runs of one operation on different batch sizes may differ, relative to the output's norm.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 5e-3,
+    torch.bfloat16: 3e-2,
+    torch.complex128: 1e-9,
+    torch.complex64: 1e-4,
+    torch.complex32: 5e-3,
+}
 _TOLERANCE_TF32 = 3e-3
 # So many rows must have been compared where one comparison may agree by chance: behind a random draw, which can make a
 # row the same for any sample (drop path), and outside of a rehearsal, where the rows may happen to lie symmetrically.
@@ -33,25 +42,28 @@ _MARGIN = 10
 
 
 class Samples(NamedTuple):
-    """Where the samples sit in a tensor: `dim` holds `groups` entries per sample, sample by sample (`major`) or not."""
+    """Where the samples sit in a tensor: `dim` is (outer, samples, inner), flattened.
+
+    Sample by sample (outer = 1, windows or tokens of one sample side by side), or the other way round (inner = 1), or
+    in between.
+    """
 
     dim: int
-    groups: int = 1
-    major: bool = True
+    outer: int = 1
+    inner: int = 1
 
     def take(self, full: Tensor, indices: Tensor, size: int) -> Tensor:
         """The part of `full` (N samples) that belongs to `indices` (S,), in the same memory layout."""
-        if self.groups == 1:
+        if self.outer == self.inner == 1:
             return rows.take(full, indices, self.dim)
-        split = (size, self.groups) if self.major else (self.groups, size)
-        axis = self.dim if self.major else self.dim + 1
-        return rows.take(full.unflatten(self.dim, split), indices, axis).flatten(self.dim, self.dim + 1)
+        split = full.unflatten(self.dim, (self.outer, size, self.inner))
+        return rows.take(split, indices, self.dim + 1).flatten(self.dim, self.dim + 2)
 
     def first(self, t: Tensor, size: int) -> Tensor:
-        """`t` as (samples, everything else), for comparisons."""
-        split = (size, self.groups) if self.major else (self.groups, size)
-        axis = self.dim if self.major else self.dim + 1
-        return t.unflatten(self.dim, split).movedim(axis, 0).flatten(1)
+        """`t` as (samples, everything else), for comparisons; complex numbers as pairs."""
+        if t.is_complex():
+            t = torch.view_as_real(t)
+        return t.unflatten(self.dim, (self.outer, size, self.inner)).movedim(self.dim + 1, 0).flatten(1)
 
 
 def candidates(full: torch.Size, part: torch.Size, size: int, retained: int) -> list[Samples] | None:
@@ -65,7 +77,8 @@ def candidates(full: torch.Size, part: torch.Size, size: int, retained: int) -> 
     groups, rest = divmod(full[dim], size)
     if len(changed) > 1 or rest or groups * retained != part[dim]:
         return None
-    return [Samples(dim)] if groups == 1 else [Samples(dim, groups, True), Samples(dim, groups, False)]
+    splits = sorted((g for g in range(1, groups + 1) if groups % g == 0), key=lambda g: g not in (1, groups))
+    return [Samples(dim, outer, groups // outer) for outer in splits]
 
 
 def tolerance(t: Tensor) -> float:
@@ -80,6 +93,11 @@ def _tf32() -> bool:
         return torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     except RuntimeError:  # set by the newer `fp32_precision`, after which these may not be read
         return True
+
+
+def is_inexact(t: Tensor) -> bool:
+    """Whether it holds numbers that are rounded: real or complex ones."""
+    return t.is_floating_point() or t.is_complex()
 
 
 def disagreement(a_SX: Tensor, b_SX: Tensor) -> Tensor:
@@ -103,19 +121,22 @@ class Op:
 
     samples: for each output where its samples sit; None for one that is the same for every batch.
     proven: whether `samples` has been checked on values that could have contradicted it.
-    always_compute: its recording cannot be used (the output does not depend on the batch, or not in this layout).
+    computed: why it is always computed, if it is: a mixed value reaches it, or its recording cannot be used.
     behind_draws: whether random numbers were drawn before it. compared: rows that agreed so far.
+    flops: of computing it on the retained samples.
     """
 
     func: Any
     layer: str
+    kind: str = "expensive"
     shapes: tuple[torch.Size, ...] = ()
     samples: tuple[Samples | None, ...] = ()
     proven: bool = False
-    always_compute: bool = False
+    computed: str = ""
     behind_draws: bool = False
     compared: int = 0
     attempts: int = 0
+    flops: float = 0.0
     options: list[list[Samples]] = field(default_factory=list)
 
     def due(self) -> bool:
@@ -133,15 +154,23 @@ class Op:
         """
         conclusive = True
         chosen: list[Samples | None] = []
+        layout: Samples | None = None
         for whole, computed, options in zip(full, part, self.options, strict=True):
             if not isinstance(whole, Tensor) or not options:
                 chosen.append(None)
                 continue
-            if not whole.is_floating_point():
-                chosen.append(options[0])
+            if not is_inexact(whole):
+                # Whole numbers cannot be compared within a tolerance: they lie as what was computed beside them.
+                beside = layout._replace(dim=options[0].dim) if layout else None
+                if beside not in options:
+                    self.computed = "nothing shows whose its whole numbers are"
+                    return ""
+                chosen.append(beside)
                 continue
             tol = tolerance(whole)
-            fitting = [s for s in options if _fits(s, whole, computed, indices, size, tol)]
+            fitting = [s for s in options[:2] if _fits(s, whole, computed, indices, size, tol)]
+            if not fitting:
+                fitting = [s for s in options[2:] if _fits(s, whole, computed, indices, size, tol)]
             if not fitting:
                 if not bool(whole.isfinite().all()):
                     return ""
@@ -150,6 +179,7 @@ class Op:
                     "the shallow part mixes or reorders samples"
                 )
             conclusive &= len(fitting) == 1 and rows_differ(fitting[0].first(whole, size), tol)
+            layout = fitting[0]
             chosen.append(fitting[0])
         self.samples = tuple(chosen)
         self.compared += len(indices) * conclusive
@@ -169,12 +199,51 @@ def _fits(samples: Samples, full: Tensor, part: Tensor, indices: Tensor, size: i
 
 @dataclass
 class Plan:
-    """How to replay one kind of step: a given batch size, ratio, input shape and sequence of operations."""
+    """How to replay one kind of step: a given batch size, ratio, input shape and program.
 
+    program: all operations as they ran on N samples, cheap ones included; sequence: as they run on S.
+    ops: what is known about those that are recorded, in order.
+    refusal: why such steps cannot be replayed, if they cannot.
+    undecided: whether a random draw did not show whose it was; another one may.
+    mixed_features: why the features at the cut depend on other samples, if they do.
+    """
+
+    program: list[Any] = field(default_factory=list)
+    sequence: list[Any] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     refusal: str = ""
+    undecided: bool = False
+    mixed_features: str = ""
 
     def spot(self, turn: int) -> int | None:
         """Which operation to recompute and compare, round robin; None if there is none to check."""
         checkable = [i for i, op in enumerate(self.ops) if op.proven]
         return checkable[turn % len(checkable)] if checkable else None
+
+    def flops(self) -> float:
+        """Of computing all of it on the retained samples."""
+        return sum(op.flops for op in self.ops)
+
+    def explain(self) -> str:
+        """A table of the recorded operations: replayed, or computed and why."""
+        head = [f"steps like this one are computed, not replayed: {self.refusal}"] if self.refusal else []
+        if self.mixed_features:
+            head.append(f"the features at the cut depend on other samples of the batch: {self.mixed_features}")
+        table = columns(("layer", "operation", "in a replay"), [_explained(op) for op in self.ops])
+        return "\n".join([*head, table if self.ops else "no operation was recorded"])
+
+
+_IN_A_REPLAY = {
+    "random": "drawn once, for all samples",
+    "batch_norm": "normalises with the statistics of all samples",
+    "host": "read, and compared with what was read for all samples",
+}
+
+
+def _explained(op: Op) -> tuple[str, str, str]:
+    layer, name = op.layer or "(the model itself)", str(op.func).removeprefix("aten.").removesuffix(".default")
+    if op.computed:
+        return layer, name, f"computed: {op.computed}"
+    if op.kind in _IN_A_REPLAY:
+        return layer, name, _IN_A_REPLAY[op.kind]
+    return layer, name, "replayed" if op.proven else "computed until its rows have shown whose they are"

@@ -1,4 +1,4 @@
-"""Running the shallow part of a model: probes, rehearsals, and the validation on the first batch.
+"""Running the shallow part of a model: probes, and what proves that they may be replayed.
 
 The shallow part ends at a layer, or is the whole model, and then only the backward pass is saved. All of these run the
 user's model, or that part of it, and leave no trace but what they return.
@@ -7,7 +7,7 @@ user's model, or that part of it, and leave no trace but what they return.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,21 +16,25 @@ from torch.utils._pytree import tree_map_only
 
 from . import batch
 from .flops import Meter
-from .guard import Guard, Memory, address, no_graph
+from .footprint import Footprint
 from .inputs import Forward, Inputs
 from .interception import Interception
 from .modules import is_compiled
 from .plan import Plan, disagreement, tolerance
-from .replay import Diverged, Recorder, Rehearsal, Tape
+from .rehearsal import Rehearsal, Swap
+from .replay import Replayer
+from .sandbox import Guard, HostRandom, NoGraph, TorchRandom, memory, sandbox
 from .selectors.base import not_finite
 from .sharding import local, sharded
-from .snapshot import Attributes, HostRandom, TorchRandom
+from .tape import Diverged, Recorder, Tape
 
 # Differences beyond this many tolerances are errors, not rounding.
 ERROR = 4.0
 # How many kinds of steps are remembered, and how many rehearsals are normal before it looks hopeless.
 _PLANS = 64
 _MANY_REHEARSALS = 16
+
+_UNDECIDED = "a random draw in the shallow part did not show yet which sample it belongs to"
 
 
 class Stop(BaseException):
@@ -50,13 +54,21 @@ class Seen(NamedTuple):
     watched: Tensor | None
 
 
+class CutSkipped(Exception):
+    """The cut, which did run in an earlier batch, did not run in this one."""
+
+
 class Probe(NamedTuple):
     """What was seen, the tape, and where the random generators were before."""
 
     seen: Seen
-    tape: Tape
+    recorder: Recorder
     host_random: HostRandom
     torch_random: TorchRandom
+
+    @property
+    def tape(self) -> Tape:
+        return self.recorder.tape
 
     @property
     def features(self) -> Tensor:
@@ -64,6 +76,7 @@ class Probe(NamedTuple):
 
     def rewind(self) -> None:
         """Put the random generators back, as if the probe had never happened."""
+        self.recorder.undo_draws()
         self.host_random.restore()
         self.torch_random.restore()
 
@@ -77,32 +90,39 @@ class Shallow:
         layer_name: its name, for messages.
         compiled: whether the model is called through torch.compile.
         watched: a module whose input probes report, if it runs before the cut.
+        output: which of several outputs of the layer is the cut, by position or name.
 
     Attributes:
         several_ranks: whether other processes train the same model, and may exchange its buffers.
-        share: the shallow forward relative to a whole training step, in FLOPs; known after `validate`.
         autocast: the state of autocast in the model's last training call; None before the first.
     """
 
     def __init__(
-        self, root: nn.Module, layer: nn.Module, layer_name: str, compiled: bool, watched: nn.Module | None = None
+        self,
+        root: nn.Module,
+        layer: nn.Module,
+        layer_name: str,
+        compiled: bool,
+        watched: nn.Module | None = None,
+        output: int | str | None = None,
     ) -> None:
         self.root = root
         self.layer = layer
         self.whole = layer is root
         self.watched = watched
+        self.output = output
         self.layer_name = layer_name
         self.compiled = compiled
         self.several_ranks = False
-        self.share = 0.0
         self.autocast: tuple[bool, torch.dtype] | None = None
-        # The modules that run before the cut: all of them until the first probe has shown which.
-        self.modules = list(root.modules())
-        self._all_modules = self.modules
-        self._names = {m: n for n, m in root.named_modules()}
+        self.footprint = Footprint(root)
         self.forward = Forward(root)
-        self._plans: dict[Any, Plan] = {}
+        self.last_plan: Plan | None = None
+        self._plans: dict[Any, list[Plan]] = {}
         self._probes = self._rehearsals = 0
+        self._reached = False
+        # Whether the shallow part runs a backward pass of its own, for which things must be saved.
+        self._needs_graph = False
 
     def probe(self, inputs: Inputs, size: int, refusal: str = "") -> Probe:
         """Run the model up to the cut on all `size` samples. `refusal`: why it need not be recorded, if it need not.
@@ -111,90 +131,98 @@ class Shallow:
         moved, as a replay will not move them again (`Probe.rewind` takes that back too).
         """
         self._probes += 1
+        graph = NoGraph()
+        try:
+            probe = self._probe(inputs, size, refusal, graph)
+            if not graph.missed:
+                return probe
+            probe.rewind()
+        except Exception:
+            if not graph.missed:
+                raise
+        self._needs_graph = True
+        return self._probe(inputs, size, refusal, None)
+
+    def _probe(self, inputs: Inputs, size: int, refusal: str, graph: NoGraph | None) -> Probe:
         tensors = inputs.tensors()
-        recorder = Recorder(self.memory(tensors), size)
-        refusal = refusal or self._refusal()
-        if refusal:
-            recorder.tape.refuse(refusal)
-        host_random, torch_random = HostRandom(), TorchRandom(tensors[0].device)
-        attributes = Attributes(self.modules)
+        recorder = Recorder(tensors, size)
         found: list[Any] = []
+        entered: set[nn.Module] = {self.root}
 
         def stop(module: nn.Module, args: Any, output: Any) -> None:
             found.append(output)
             raise Stop
 
         seen: Seen | None = None
+        host_random, torch_random = HostRandom(), TorchRandom(tensors[0].device)
         try:
-            with self.hooked(stop), self._watching() as watched, self._passing(tensors[0]), recorder:
+            # The first one: everything the model holds is looked at, and who takes part.
+            new = self.footprint.refresh() or not self._reached
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self.footprint.kept(audited=new))
+                refusal = refusal or self._refusal()
+                if refusal:
+                    recorder.tape.refuse(refusal)
+                if new:
+                    stack.callback(self.footprint.enter, entered)
+                    handle = nn.modules.module.register_module_forward_pre_hook(lambda m, _: entered.add(m))
+                    stack.callback(handle.remove)
+                stack.enter_context(self.hooked(stop))
+                watched = stack.enter_context(self._watching())
+                stack.enter_context(self._passing(tensors[0], graph))
+                stack.enter_context(recorder)
                 self._run(inputs)
             seen = self.seen(found, size, watched)
+            self._reached = True
             if self.several_ranks and not recorder.written <= self._statistics():
                 # DDP's broadcast_buffers does so right before the forward, and does not always show in a version.
                 recorder.tape.refuse("the shallow part writes buffers of its own, which ranks exchange before the call")
         finally:
+            if recorder.wrote_input:
+                recorder.tape.refuse("the model changes its input in place")
             recorder.undo()
-            attributes.restore()
             if seen is None:
+                recorder.undo_draws()
                 host_random.restore()
                 torch_random.restore()
-        if recorder.wrote_input:
-            recorder.tape.refuse("the model changes its input in place")
-        return Probe(seen, recorder.tape, host_random, torch_random)
+        return Probe(seen, recorder, host_random, torch_random)
 
-    def validate(
-        self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int, rehearse: bool
-    ) -> str:
-        """Find out on the first batch what would otherwise surface epochs later, and leave no trace.
-
-        The cut must be reached, once, and give features; the step is rehearsed. On the way the whole forward pass is
-        metered: how much of a training step is the shallow forward? `cut` gives the inputs of some of the samples.
-
-        Returns why steps like this one cannot be replayed, or "".
-        """
-        refusal = ""
-        entered: set[nn.Module] = {self.root}
-        handle = nn.modules.module.register_module_forward_pre_hook(lambda m, _: entered.add(m))
-        try:
-            probe = self.probe(inputs, size, "" if rehearse else "not to be rehearsed")
-        finally:
-            handle.remove()
-        self.modules = [m for m in self._all_modules if m in entered]
-        try:
-            if not probe.features.isfinite().all():
-                raise FloatingPointError(not_finite(self.layer_name))
-            if rehearse and retained < size:
-                refusal = self.plan(probe, inputs, cut, retained).refusal
-        finally:
+    def check(self, probe: Probe) -> None:
+        """Raise if the first batch already gives features that cannot be scored."""
+        if not probe.features.isfinite().all():
             probe.rewind()
-        self._meter(cut(rehearsed_rows(size, retained).to(probe.features.device)))
-        return refusal
+            raise FloatingPointError(not_finite(self.layer_name))
 
-    def _meter(self, inputs: Inputs) -> None:
-        tensors = inputs.tensors()
-        guard, meter = Guard(self.memory(tensors)), Meter()
-        attributes, host_random = Attributes(self._all_modules), HostRandom()
-        torch_random = TorchRandom(tensors[0].device)
-        visits = []
+    @contextlib.contextmanager
+    def metered(self, meter: Meter) -> Iterator[None]:
+        """A whole call of the model, of which the FLOPs are counted. It must come through the cut once."""
+        visits = 0
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:
-            visits.append(module)
+            nonlocal visits
+            visits += 1
             meter.reached_cut()
+            if visits > 1:
+                raise ValueError(
+                    f"layer {self.layer_name!r} runs more than once in one forward pass, so it is no place to cut; "
+                    "choose one that runs once (`halfway layers` lists them)"
+                )
 
-        try:
-            with self.hooked(at_cut), self._passing(tensors[0]), meter, guard:
-                self._run(inputs)
-        finally:
-            guard.undo()
-            attributes.restore()
-            host_random.restore()
-            torch_random.restore()
-        if len(visits) > 1:
-            raise ValueError(
-                f"layer {self.layer_name!r} runs {len(visits)} times in one forward pass, so it is no place to cut; "
-                "choose one that runs once (`halfway layers` lists them)"
-            )
-        self.share = meter.shallow_share
+        with self.hooked(at_cut), meter:
+            yield
+
+    def meter(self, inputs: Inputs) -> Meter:
+        """Run the whole model for its FLOPs, and leave no trace: where its own call cannot be looked into."""
+        tensors = inputs.tensors()
+        guard, meter = Guard(tensors), Meter()
+        with (
+            sandbox(self.footprint, guard, tensors[0].device),
+            self._passing(tensors[0], None if self._needs_graph else NoGraph()),
+            self.metered(meter),
+            guard,
+        ):
+            self._run(inputs)
+        return meter
 
     def seen(self, found: list[Any], size: int, watched: list[Tensor] | None = None) -> Seen:
         """What the cut returned, checked, and what entered the watched module."""
@@ -207,16 +235,21 @@ class Shallow:
         if self.whole:
             return self._first_output(found[0], size)
         name = self.layer_name
+        if not found and self._reached:
+            raise CutSkipped
         if not found:
             raise ValueError(
                 f"layer {name!r} never runs in the model's forward pass, so nothing can be cut there; choose one that "
                 "does (`halfway layers` lists them)"
             )
-        features = found[0]
+        features = self._cut_of(found[0])
         if not isinstance(features, Tensor):
+            what = type(features).__name__
             raise TypeError(
-                f"layer {name!r} returns a {type(features).__name__}, not a tensor; cut at one of its submodules, or "
-                "at another layer (`halfway layers` lists those that return a tensor)"
+                f"layer {name!r} returns a {what}, not a tensor; say which part of it is the cut (output=0, or "
+                "output='name'), or cut at another layer (`halfway layers` lists those that return a tensor)"
+                if self.output is None
+                else f"output={self.output!r} of layer {name!r} is a {what}, not a tensor"
             )
         if not features.is_floating_point():
             raise TypeError(f"layer {name!r} returns {features.dtype}, not floating point features; cut further down")
@@ -236,14 +269,19 @@ class Shallow:
             "sample, so there is nothing to score; use a selector that looks at features or at nothing"
         )
 
+    def has_compiled_parts(self) -> bool:
+        return self.compiled or any(map(is_compiled, self.footprint.modules))
+
     def _refusal(self) -> str:
         if self.compiled:
             return "the model is compiled (compile only its deep part to replay)"
-        if any(map(is_compiled, self.modules)):
+        if any(map(is_compiled, self.footprint.entered)):
             return "the shallow part is compiled (compile only the deep part to replay)"
         if sharded(self.root):
             # A rehearsal, or a replay that diverges, runs layers once more. On one rank alone that would be a hang.
             return "the model is sharded by FSDP2, whose ranks must run every layer equally often"
+        if self._needs_graph:
+            return "the shallow part runs autograd itself (torch.autograd.grad, torch.func)"
         return ""
 
     def _run(self, inputs: Inputs) -> None:
@@ -261,16 +299,17 @@ class Shallow:
             shard.reshard()
 
     @contextlib.contextmanager
-    def _passing(self, example: Tensor) -> Iterator[None]:
+    def _passing(self, example: Tensor, graph: NoGraph | None) -> Iterator[None]:
         """The circumstances of the model's call: autocast as in its last one, and grad enabled, for without grad many
-        models run other operations. Nothing is saved for a backward pass that will never come."""
+        models run other operations. Nothing is saved for a backward pass that will never come, if `graph` says so."""
         device = example.device.type
         enabled, dtype = self.expected_autocast(example)
         with contextlib.ExitStack() as stack:
-            if self.compiled or any(map(is_compiled, self._all_modules)):
+            if self.has_compiled_parts():
                 # Also for a deep part: some versions never compile again what they once met under a dispatch mode.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(no_graph())
+            if graph is not None:
+                stack.enter_context(graph())
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             yield
 
@@ -301,93 +340,156 @@ class Shallow:
             handle.remove()
 
     def plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
-        """The plan for steps like this one: a known one, or a new one from a rehearsal."""
+        """The plan for steps like this one: a known one, or a new one. `cut` gives the inputs of some samples."""
+        self.last_plan = self._plan(probe, inputs, cut, retained)
+        return self.last_plan
+
+    def _plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
         if probe.tape.refusal:
             return Plan(refusal=probe.tape.refusal)
         described = tuple((t.shape, t.stride(), t.dtype, t.device) for t in inputs.tensors())
-        key = (retained, described, self.expected_autocast(inputs.tensors()[0]), probe.tape.signature())
-        if key not in self._plans:
-            if self._rehearsals > _MANY_REHEARSALS and self._rehearsals > self._probes / 4:
-                return Plan(refusal="the shallow part takes another path, or another input shape, in most steps")
-            if len(self._plans) >= _PLANS:
-                del self._plans[next(iter(self._plans))]
-            indices = rehearsed_rows(probe.tape.size, retained).to(probe.features.device)
-            self._plans[key] = self._rehearse(probe, cut(indices), indices)
-        return self._plans[key]
-
-    def _rehearse(self, probe: Probe, part: Inputs, indices: Tensor) -> Plan:
-        """Run the shallow part on some of the samples and compare every operation with the tape. Leaves no trace."""
-        self._rehearsals += 1
-        tensors = part.tensors()
-        plan = Plan()
-        entered = [""]
-        rehearsal = Rehearsal(self.memory(tensors), probe.tape, plan, indices, lambda: entered[-1])
-        attributes = Attributes(self.modules)
-        host_random, torch_random = HostRandom(), TorchRandom(tensors[0].device)
-
-        def enter(module: nn.Module, args: Any) -> None:
-            entered.append(self._names.get(module, entered[-1]))
-
-        def stop(module: nn.Module, args: Any, output: Any) -> None:
-            rehearsal.finish()
-            rehearsal.leave()
-            found = self.features([output], len(indices))
-            expected = probe.features.index_select(0, indices).flatten(1)
-            off = disagreement(expected, found.flatten(1)) / tolerance(found)
-            if off > ERROR:
-                raise Diverged(f"the features of {self.layer_name!r} depend on the other samples of the batch")
-            raise Stop
-
-        handle = nn.modules.module.register_module_forward_pre_hook(enter)
-        probe.host_random.restore()
-        try:
-            with self.hooked(stop), self._passing(tensors[0]), rehearsal.entered():
-                self._run(part)
-        except Diverged as difference:
-            plan.refusal = difference.reason
-        finally:
-            handle.remove()
-            rehearsal.undo()
-            attributes.restore()
-            host_random.restore()
-            torch_random.restore()
+        key = (probe.tape.size, retained, described, self.expected_autocast(inputs.tensors()[0]))
+        known = self._plans.setdefault(key, [])
+        for plan in known:
+            if plan.program == probe.tape.program:
+                return plan
+        if self._rehearsals > _MANY_REHEARSALS and self._rehearsals > self._probes / 4:
+            return Plan(refusal="the shallow part takes another path, or another input shape, in most steps")
+        plan = self._prove(probe, cut, retained)
+        if plan.undecided and not plan.refusal:
+            return Plan(plan.program, ops=plan.ops, refusal=_UNDECIDED)
+        if sum(map(len, self._plans.values())) >= _PLANS:
+            self._plans.clear()
+        self._plans.setdefault(key, []).append(plan)
         return plan
 
-    def _tensors(self, statistics: bool = True) -> Iterator[Tensor]:
-        for module in self._all_modules:
-            owned: list[Mapping[str, Tensor | None]] = [module._parameters]
-            if statistics or not _keeps_statistics(module):
-                owned.append(module._buffers)
-            for tensors in owned:
-                for t in tensors.values():
-                    if t is not None:
-                        yield t
+    def _prove(self, probe: Probe, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
+        """Find out whose recordings are whose, and that samples do not see each other. Leaves no trace."""
+        self._rehearsals += 1
+        plan = Plan(program=list(probe.tape.program))
+        drew_on_host = probe.host_random.moved()
+        device, size = probe.features.device, probe.tape.size
+        rows = rehearsed_rows(size, retained).to(device)
+        try:
+            self._rehearse(probe, plan, cut(rows), rows)
+            others = torch.ones(size, dtype=torch.bool, device=device).index_fill(0, rows, False).nonzero().flatten()
+            swapped = torch.arange(size, device=device)
+            swapped[rows] = others.repeat(-(-retained // len(others)))[:retained]
+            self._swap(probe, plan, cut, swapped, others)
+        except Diverged as difference:
+            plan.refusal = difference.reason
+            if drew_on_host:
+                plan.refusal += " (it draws with Python's or NumPy's generator, which may be once for each sample)"
+        return plan
 
-    def memory(self, inputs: list[Tensor]) -> Memory:
-        return Memory(self._tensors(), inputs)
+    def _rehearse(self, probe: Probe, plan: Plan, part: Inputs, rows: Tensor) -> None:
+        """Run the shallow part on some of the samples and compare every operation with the tape."""
+        entered = [""]
+        rehearsal = Rehearsal(part.tensors(), probe.tape, plan, rows, lambda: entered[-1])
+
+        def enter(module: nn.Module, args: Any) -> None:
+            entered.append(self.footprint.name(module) or entered[-1])
+
+        def at_cut(output: Any) -> None:
+            rehearsal.finish()
+            plan.mixed_features = rehearsal.mixed(self._cut_of(output))
+            rehearsal.leave()
+            found = self.features([output], len(rows))
+            expected = probe.features.index_select(0, rows).flatten(1)
+            off = disagreement(expected, found.flatten(1)) / tolerance(found)
+            if off > ERROR and not plan.mixed_features:
+                raise Diverged(f"the features of {self.layer_name!r} depend on the other samples of the batch")
+
+        with _entering(enter):
+            self._pass(probe, rehearsal, part, at_cut)
+
+    def _cut_of(self, output: Any) -> Any:
+        return output if self.output is None else _part(output, self.output, self.layer_name)
+
+    def _swap(self, probe: Probe, plan: Plan, cut: Callable[[Tensor], Inputs], swapped: Tensor, others: Tensor) -> None:
+        """Run the shallow part on all samples, some overwritten with others, which must not change by that."""
+        same = torch.arange(len(swapped), device=swapped.device)
+
+        def run(rows: Tensor, expected: dict[int, list[Any]] | None) -> Swap:
+            inputs = cut(rows)
+            swap = Swap(inputs.tensors(), probe.tape, plan, rows, others, expected)
+            self._pass(probe, swap, inputs, lambda output: swap.leave())
+            return swap
+
+        before = {i: e.outputs for i, e in enumerate(probe.tape.entries) if e is not None}
+        if probe.tape.normalises():
+            # With statistics that are given, a BatchNorm rounds differently than with its own.
+            before = run(same, None).outputs
+        changed = run(swapped, before).changed()
+        if changed:
+            # Not the fault of the samples if it does not give the same for the same.
+            unsteady = {id(op) for op in run(same, before).changed()}
+            mixing = [op for op in changed if id(op) not in unsteady]
+            if mixing:
+                raise Diverged(
+                    f"{mixing[0].describe()} gives other values for a sample when another one changes: the shallow "
+                    "part mixes or reorders samples"
+                )
+
+    def _pass(self, probe: Probe, passing: Replayer, inputs: Inputs, at_cut: Callable[[Any], None]) -> None:
+        """Run the shallow part under `passing`, to the cut and as the probe did. Leaves no trace."""
+
+        def stop(module: nn.Module, args: Any, output: Any) -> None:
+            at_cut(output)
+            raise Stop
+
+        example = inputs.tensors()[0]
+        with sandbox(self.footprint, passing, example.device, audited=True):
+            probe.host_random.restore()
+            with self.hooked(stop), self._passing(example, NoGraph()), passing.entered():
+                self._run(inputs)
+
+    def _tensors(self, statistics: bool = True) -> list[Tensor]:
+        if statistics:
+            return self.footprint.tensors()
+        aside = {id(b) for b in self._kept_statistics()}
+        return [t for t in self.footprint.tensors() if id(t) not in aside]
 
     def fingerprint(self) -> list[Any]:
         """Changes when a parameter or buffer does; the statistics that training-mode BatchNorm only writes aside."""
         return [(id(t), local(t).data_ptr(), t._version) for t in self._tensors(statistics=False)]
 
+    def _kept_statistics(self) -> Iterator[Tensor]:
+        for module in self.footprint.modules:
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+                yield from (b for b in module._buffers.values() if b is not None)
+
     def _statistics(self) -> set[int]:
-        norms = filter(_keeps_statistics, self._all_modules)
-        return {address(b) for m in norms for b in m._buffers.values() if b is not None}
+        return {memory(b) for b in self._kept_statistics()}
 
     def expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
         return self.autocast or autocast_state(example.device.type)
 
 
-def _keeps_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+def _part(found: Any, output: int | str, name: str) -> Any:
+    try:
+        return found[output]
+    except (LookupError, TypeError) as error:
+        raise ValueError(
+            f"layer {name!r} returns a {type(found).__name__} that has no output={output!r} ({error})"
+        ) from None
+
+
+@contextlib.contextmanager
+def _entering(hook: Callable[[nn.Module, Any], None]) -> Iterator[None]:
+    handle = nn.modules.module.register_module_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def rehearsed_rows(size: int, retained: int) -> Tensor:
     """(S,) sorted rows of N, always the same ones. Scattered, or an operation that rolls the batch would show in one
     row only; not symmetric, or one that flips it would not show at all."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for _ in range(16):
-        rows = torch.randperm(size, generator=generator)[:retained].sort().values
+        rows = torch.randperm(size, generator=generator, device="cpu")[:retained].sort().values
         if not torch.equal(rows, (size - 1 - rows).flip(0)):
             break
     return rows

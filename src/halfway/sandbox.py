@@ -1,0 +1,293 @@
+"""Run a model and leave no trace.
+
+A `Pass` is a dispatch mode (see `tape` for what that is) with an undo log: before an operation writes to memory that
+was there before the pass began, the old bytes are kept. It need not know whose memory that is: what the pass has made
+itself is forgotten, everything else (parameters, buffers, a tensor somebody holds as a plain attribute, in a list, in
+a closure) gets its bytes back. What a forward pass changes outside of tensors is put back by `footprint`; the state of
+random generators is here.
+
+A pass also sees what operations do not show: `.tolist()` and `.numpy()` hand values to Python without any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
+
+from . import ops
+from .footprint import Footprint
+from .sharding import local
+
+
+class Pass(TorchDispatchMode):
+    """A forward pass with an undo log, that knows which parameters and buffers an operation is given.
+
+    Args:
+        inputs: the model's inputs. They belong to the caller, but are others in every pass.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()
+        self._born: set[int] = set()
+        self._inputs = {memory(t) for t in inputs}
+        self._undo: dict[int, tuple[Any, Any]] = {}
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._casts: dict[int, tuple[tuple[int, int], Tensor]] = {}
+
+    @property
+    def written(self) -> set[int]:
+        """The memories it has written to that outlast it."""
+        return set(self._undo)
+
+    @property
+    def wrote_input(self) -> bool:
+        return not self._inputs.isdisjoint(self._undo)
+
+    def lasts(self, where: int) -> bool:
+        """Whether a memory was there before the pass, and is no input's."""
+        return where not in self._born and where not in self._inputs
+
+    def undo(self) -> None:
+        """Give all memory that outlasts the pass the bytes it had when the pass began, and generators their state."""
+        for storage, before in self._undo.values():
+            storage.copy_(before)  # no operation on a tensor: a graph that saved one must not see its version move
+        self._undo.clear()
+        self.undo_draws()
+
+    def undo_draws(self) -> None:
+        """Put back the generators that operations were given. (The global ones are not the pass's business.)"""
+        for generator, state in self._generators:
+            generator.set_state(state)
+        self._generators.clear()
+
+    def read(self, name: str, original: Callable[..., Any], t: Tensor, args: Any, kwargs: Any) -> Any:
+        """Somebody takes the values of a tensor to the host, by `t.name()`."""
+        return original(t, *args, **kwargs)
+
+    def __enter__(self) -> Any:
+        HostReads.watch()
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        HostReads.unwatch()
+        super().__exit__(*exception)
+
+    def _note_birth(self, out: Any) -> None:
+        for t in (out,) if isinstance(out, Tensor) else tensors_in(out):
+            self._born.add(memory(t))
+
+    def _before_write(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for t in written_tensors(traits, args, kwargs):
+            self._protect(memory(t), t)
+
+    def _before_draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        generator = ops.argument(func, "generator", args, kwargs)
+        if generator is not None and all(generator is not g for g, _ in self._generators):
+            self._generators.append((generator, generator.get_state()))
+
+    def _protect(self, where: int, t: Tensor) -> None:
+        """Somebody is about to write to this memory."""
+        if where not in self._born and where not in self._undo:
+            storage = local(t).untyped_storage()
+            self._undo[where] = storage, storage.clone()
+
+    def _note_cast(self, source: Any, result: Tensor) -> None:
+        """Autocast hands operations a copy of a parameter: remember whose. (Kept alive: memory is used again.)"""
+        origin = self._origin(source)
+        if origin is not None:
+            self._casts[memory(result)] = (origin, result.detach())
+
+    def _origin(self, t: Any) -> tuple[int, int] | None:
+        where = memory(t)
+        if self.lasts(where):
+            return where, t.storage_offset()
+        cast = self._casts.get(where)
+        return cast[0] if cast else None
+
+    def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple([self._origin(a) for a in args if isinstance(a, Tensor)])
+
+
+class Guard(Pass):
+    """Runs everything; only the undo log is kept."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        traits = ops.traits(func)
+        if traits.written:
+            self._before_write(traits, args, kwargs)
+        if traits.kind == "random":
+            self._before_draw(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if traits.fresh:
+            self._note_birth(out)
+        return out
+
+
+class HostReads:
+    """Shows the innermost pass of the reading thread each `.tolist()`, `.numpy()` (which NumPy's own conversions call)
+    and `.__dlpack__()` of a tensor. These read memory directly, so no dispatch mode can see them."""
+
+    _NAMES = ("tolist", "numpy", "__dlpack__")
+    _lock = threading.Lock()
+    _watching = 0
+    _originals: dict[str, Any] = {}
+
+    @classmethod
+    def watch(cls) -> None:
+        with cls._lock:
+            cls._watching += 1
+            if cls._watching == 1:
+                for name in cls._NAMES:
+                    cls._originals[name] = vars(Tensor).get(name)
+                    setattr(Tensor, name, _reading(name, getattr(Tensor, name)))
+
+    @classmethod
+    def unwatch(cls) -> None:
+        with cls._lock:
+            cls._watching -= 1
+            if cls._watching == 0:
+                for name, original in cls._originals.items():
+                    if original is None:
+                        delattr(Tensor, name)
+                    else:
+                        setattr(Tensor, name, original)
+
+
+def _reading(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        passes = [m for m in _get_current_dispatch_mode_stack() if isinstance(m, Pass)]
+        if not passes:
+            return original(self, *args, **kwargs)
+        with _disable_current_modes():
+            return passes[-1].read(name, original, self, args, kwargs)
+
+    return read
+
+
+class HostRandom:
+    """The state of Python's and NumPy's global generators."""
+
+    def __init__(self) -> None:
+        self._numpy = getattr(sys.modules.get("numpy"), "random", None)
+        self._python_state = random.getstate()
+        self._numpy_state = self._numpy.get_state() if self._numpy else None
+
+    def restore(self) -> None:
+        random.setstate(self._python_state)
+        if self._numpy:
+            self._numpy.set_state(self._numpy_state)
+
+    def moved(self) -> bool:
+        """Whether somebody has drawn since."""
+        if self._python_state != random.getstate():
+            return True
+        if not self._numpy or self._numpy_state is None:
+            return False
+        now = self._numpy.get_state()
+        return self._numpy_state[2:] != now[2:] or bool((self._numpy_state[1] != now[1]).any())
+
+
+class TorchRandom:
+    """The state of torch's global generators on the CPU and on the device in use. No device is waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cpu_state = torch.get_rng_state()
+        # The meta device computes nothing and has no generator.
+        self._module = None if device.type in ("cpu", "meta") else torch.get_device_module(device)
+        self._device = device
+        self._device_state = self._module.get_rng_state(device) if self._module else None
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu_state)
+        if self._module:
+            self._module.set_rng_state(self._device_state, self._device)
+
+
+@contextlib.contextmanager
+def sandbox(footprint: Footprint, passing: Pass, device: torch.device, audited: bool = False) -> Iterator[None]:
+    """Whatever runs in here under `passing` leaves no trace, random generators included."""
+    host_random, torch_random = HostRandom(), TorchRandom(device)
+    try:
+        with footprint.kept(audited):
+            yield
+    finally:
+        passing.undo()
+        host_random.restore()
+        torch_random.restore()
+
+
+class NoGraph:
+    """For a forward pass that will have no backward: grad may be enabled, but nothing is saved, and autocast keeps no
+    copies of the parameters.
+
+    Attributes:
+        missed: whether somebody asked for a backward pass all the same.
+    """
+
+    def __init__(self) -> None:
+        self.missed = False
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        torch.clear_autocast_cache()
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(_drop, self._unavailable):
+                yield
+        except RuntimeError as error:
+            # torch.func refuses to run under such hooks.
+            self.missed |= "saved tensor hooks" in str(error)
+            raise
+        finally:
+            torch.clear_autocast_cache()
+
+    def _unavailable(self, packed: Any) -> Tensor:
+        self.missed = True
+        raise RuntimeError("halfway: nothing was saved for a backward pass")
+
+
+def foreign_hooks() -> bool:
+    """Whether somebody else's saved-tensor hooks lie above those of `NoGraph`."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and hooks[0] is not _drop
+
+
+def _drop(t: Tensor) -> None:
+    return None
+
+
+def memory(t: Tensor) -> int:
+    """Which memory a tensor lies in: the same for all its views. (Not its address, which empty tensors share.)"""
+    return local(t).untyped_storage()._cdata
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments or outputs."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            yield from tensors_in(v)
+    elif isinstance(value, dict):
+        for v in value.values():
+            yield from tensors_in(v)
+
+
+def written_tensors(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors an operation writes to."""
+    for key in traits.written:
+        yield from tensors_in(kwargs.get(key) if isinstance(key, str) else args[key] if key < len(args) else None)

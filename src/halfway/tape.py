@@ -1,0 +1,210 @@
+"""Record a forward pass on all samples, to replay it for some of them.
+
+The problem. A step of Partial Forward Blocking runs the shallow layers on N samples, looks at the result, and goes on
+with S of them. Cutting the feature map to S rows there does not save what it should: autograd has a graph of N rows
+below the cut and sends zeros through it for every pruned sample. Running the shallow layers again on S rows gives a
+clean graph, but pays their forward twice. What we want is the clean graph of S rows *without* computing it again.
+
+The idea. PyTorch lets a *dispatch mode* (`TorchDispatchMode`) see every operation on its way from autograd to the
+kernel: `__torch_dispatch__(func, ..., args)` is called instead of the kernel and returns what the kernel would have
+returned. Autograd sits above. It has already noted "a convolution of x with w happened here" and what it must save
+for the backward pass, and it does not care who produced the numbers. So:
+
+1. *Probe.* The model runs up to the cut on all N samples under a `Recorder`, which lets everything happen and keeps
+   the outputs of the expensive operations (convolutions, matrix products, attention), the statistics of BatchNorm
+   and all random draws, in order: the tape.
+2. *Select.* Somebody chooses S rows.
+3. *Replay.* The model is called on the S retained samples under a `Replayer`. Cheap operations (activations,
+   additions, views, normalisation) run as usual, on S rows. When an expensive one comes along, it is not computed:
+   its recorded output, cut to the S rows, is handed back. Autograd has built a normal graph of S rows, and
+   everything above it (backward, mixed precision, DDP) is standard.
+
+Why only expensive operations? Cutting a recording costs as much memory traffic as a cheap operation itself, so
+recording those would buy nothing, cost memory, and bring every hazard of in-place operations with it.
+
+BatchNorm needs its own rule, since it ties samples together: in the replay it normalises with the recorded mean and
+variance of all N samples, so activations are exactly those of the probe. The backward pass is BatchNorm's usual one on
+S rows: its two correction terms are means over the S retained samples (not over N, as if the pruned ones had sent
+zero gradients).
+
+When is a recording right? The replayed program must be the recorded one. The two passes are compared as they go: the
+sequence of operations, the shapes and parameters they are given, every value the program reads on the host. At the
+first difference the replay raises `Diverged`; the caller undoes what this pass has changed (see `sandbox`) and simply
+runs the model. And no sample may have had a part in another's recording: that is proven once for each program, see
+`axis` and `rehearsal`. An operation that something of the whole batch reaches is computed. Slower, never wrong.
+
+Memory. A recorded output whose memory is about to be overwritten (`relu_` on a convolution's output) is copied first.
+In the replay each entry of the tape is released as soon as it has been used.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
+
+from . import axis, batch_norm, kernels, ops
+from .sandbox import Pass, foreign_hooks, memory, written_tensors
+
+aten = torch.ops.aten
+
+
+class Diverged(BaseException):
+    """The replayed program is not the recorded one. A BaseException: no model's own `except` should swallow it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Entry:
+    """One recorded operation.
+
+    outputs: its outputs on all N samples; for a draw first what it wrote to its arguments, for BatchNorm mean and
+    inverse standard deviation, for a host read the value.
+    given: which parameters and buffers it was called with.
+    moved: for BatchNorm, what the running mean and variance were and became; None for one it does not keep.
+    """
+
+    __slots__ = ("func", "given", "moved", "outputs")
+
+    def __init__(self, func: Any, outputs: list[Any], given: tuple[Any, ...] = (), moved: Sequence[Any] = ()) -> None:
+        self.func = func
+        self.outputs = outputs
+        self.given = given
+        self.moved = moved
+
+
+class Tape:
+    """The recording of one probe of `size` samples. `refusal` says why it cannot be replayed, if it cannot.
+
+    Attributes:
+        program: all operations, cheap ones included. What is proven of a program holds for no other.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.entries: list[Entry | None] = []
+        self.program: list[axis.Logged] = []
+        self.refusal = ""
+
+    def refuse(self, reason: str) -> None:
+        """Nothing more needs to be kept, nor what was."""
+        self.refusal = self.refusal or reason
+        self.entries.clear()
+        self.program.clear()
+
+    def add(self, entry: Entry) -> None:
+        if not self.refusal:
+            self.entries.append(entry)
+
+    def normalises(self) -> bool:
+        """Whether it has statistics of a training-mode BatchNorm."""
+        return any(e is not None and e.func in ops.BATCH_NORM for e in self.entries)
+
+
+class Recorder(Pass):
+    """Runs everything, keeps what a replay will need."""
+
+    def __init__(self, inputs: list[Tensor], size: int) -> None:
+        super().__init__(inputs)
+        self.tape = Tape(size)
+        self._kept: dict[int, list[tuple[Entry, int]]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        traits = ops.traits(func)
+        if traits.refusal and not ops.excused(func, args):
+            self.tape.refuse(traits.refusal)
+        out = self._run(func, traits, args, kwargs)
+        if traits.fresh:
+            self._note_birth(out)
+        if traits.logged is not None and not self.tape.refusal:
+            self.tape.program.append(axis.log(traits, args, out))
+        return out
+
+    def _run(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
+        kind = traits.kind
+        if kind == "batch_norm" and batch_norm.trains(func, args, kwargs):
+            self._refuse_in_checkpoint(func)
+            return self._record_batch_norm(func, args, kwargs)
+        if traits.written and kind != "batch_norm":  # a frozen one only reads its running statistics
+            self._before_write(traits, args, kwargs)
+        if kind == "random":
+            self._before_draw(func, args, kwargs)
+        out = kernels.run(func, args, kwargs)
+        if kind == "cheap" or kind == "batch_norm":
+            if func is aten._to_copy.default:
+                self._note_cast(args[0], out)
+            return out
+        if kind == "random":
+            self._refuse_in_checkpoint(func)
+        elif kind == "expensive" and ops.argument(func, "dropout_p", args, kwargs):
+            self.tape.refuse(f"the shallow part uses fused attention with dropout ({func})")
+        if self.tape.refusal:
+            self._kept.clear()
+            return out
+        # What a draw writes to is somebody else's memory, which may be written again.
+        wrote = [t.detach().clone() for t in written_tensors(traits, args, kwargs)]
+        entry = Entry(func, [*wrote, *map(_detached, new_outputs(func, out))], self._given(args))
+        for i, o in enumerate(entry.outputs[len(wrote) :], len(wrote)):
+            if isinstance(o, Tensor):
+                self._kept.setdefault(memory(o), []).append((entry, i))
+        self.tape.add(entry)
+        return out
+
+    def read(self, name: str, original: Callable[..., Any], t: Tensor, args: Any, kwargs: Any) -> Any:
+        self.tape.add(Entry(name, [t.detach().clone()]))
+        if name != "tolist":
+            self._protect(memory(t), t)  # it may be written to from there
+        return original(t, *args, **kwargs)
+
+    def _record_batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # It is given copies of the running statistics, so the real ones only move when (and if) the step is replayed.
+        running = args[3:5] if batch_norm.takes_running_statistics(func) else ()
+        before = [None if r is None else r.clone() for r in running]
+        after = [None if r is None else r.clone() for r in running]
+        out = batch_norm.forward(func, args, kwargs, after)
+        moved = list(zip(before, after, strict=True))
+        self.tape.add(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
+        return out
+
+    def _protect(self, where: int, t: Tensor) -> None:
+        super()._protect(where, t)
+        for entry, i in self._kept.pop(where, ()):
+            entry.outputs[i] = entry.outputs[i].clone()
+
+    def _refuse_in_checkpoint(self, func: Any) -> None:
+        # torch.utils.checkpoint runs its part again in the backward pass, outside of any replay: another random draw,
+        # other statistics. It shows as saved-tensor hooks that are not ours, or (reentrant) on Python's stack.
+        if foreign_hooks() or (not torch.is_grad_enabled() and _in_reentrant_checkpoint()):
+            self.tape.refuse(f"the shallow part runs {func} under torch.utils.checkpoint or other saved-tensor hooks")
+
+
+def _in_reentrant_checkpoint() -> bool:
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def sequence(out: Any) -> list[Any]:
+    """The outputs of an operation as a list."""
+    return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def new_outputs(func: Any, out: Any) -> list[Any]:
+    """The outputs of an operation that are not arguments which it has written to."""
+    if not func._schema.is_mutable:
+        return sequence(out)
+    return [o for o, r in zip(sequence(out), func._schema.returns, strict=True) if r.alias_info is None]
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
