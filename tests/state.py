@@ -46,7 +46,7 @@ def assert_same_state(mine: Any, theirs: Any, where: str = "model", seen: set[in
         assert len(mine) == len(theirs), where
         for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             assert_same_state(a, b, f"{where}[{i}]", seen)
-    elif hasattr(mine, "__dict__") and not callable(mine) or isinstance(mine, nn.Module):
+    elif isinstance(mine, nn.Module) or (hasattr(mine, "__dict__") and not callable(mine)):
         assert_same_state(vars(mine), vars(theirs), where, seen)
     elif not callable(mine):
         assert mine == theirs, where
