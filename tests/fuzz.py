@@ -1,0 +1,375 @@
+"""Train a random program with a blocker, and compare every step with what it should be.
+
+`check(seed)` makes everything from one number and returns what happened; `python -m tests.fuzz_report` runs many. What
+a replayed step should be is documented (`tests.programs`); any other one is plain training on the retained samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import halfway
+from halfway.selectors import Ranking
+from tests.left_behind import differences
+from tests.programs import CHANNELS, Note, Program, make_step
+from tests.programs.draws import Draw, DrawFrom, Dropout, RandomSlope
+from tests.programs.ordinary import Norm
+
+# In float64, relative to the largest gradient of the program: rounding stays below 1e-10, an error does not. In half
+# precision a program may amplify rounding, so there the same program in float64 says how much is normal.
+TOLERANCE = 1e-8
+TOLERANCE_HALF = 0.05
+
+Gradients = dict[str, Tensor]
+
+
+class Wrong(AssertionError):
+    """A step was not what it should be."""
+
+
+class Output(Ranking):
+    """Ranks by what the program returns."""
+
+    name = "output"
+    needs = "outputs"
+
+    def importance(self, candidates):
+        return candidates.outputs
+
+
+class Calm(Ranking):
+    """Retains the samples with the smallest features: the extremes of a batch are never among them."""
+
+    name = "calm"
+    needs = "features"
+
+    def importance(self, candidates):
+        return -candidates.features.flatten(1).norm(dim=1)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How a program is trained.
+
+    dtype: of everything, or, with autocast, of what autocast chooses.
+    accumulate: batches per optimizer step.
+    whole: blocked at its output, not at the cut.
+    calm: extremes are pruned; else what is rare is retained.
+    uneven: some samples are larger than others.
+    ragged: one batch is shorter.
+    inserted: after the first step the program gets another one.
+    """
+
+    dtype: torch.dtype = torch.float64
+    autocast: bool = False
+    channels_last: bool = False
+    accumulate: int = 1
+    whole: bool = False
+    calm: bool = False
+    uneven: bool = False
+    ragged: bool = False
+    inserted: bool = False
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Circumstances:
+        half = rng.choice([torch.bfloat16, torch.float16]) if rng.random() < 0.2 else None
+        return cls(
+            dtype=half or torch.float64,
+            autocast=half is not None and rng.random() < 0.6,
+            channels_last=rng.random() < 0.3,
+            accumulate=rng.choice([1, 1, 1, 2]),
+            whole=rng.random() < 0.2,
+            calm=rng.random() < 0.3,
+            uneven=rng.random() < 0.5,
+            ragged=rng.random() < 0.1,
+            inserted=rng.random() < 0.05,
+        )
+
+    @property
+    def half(self) -> bool:
+        return self.dtype != torch.float64
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE_HALF if self.half else TOLERANCE
+
+    def exact(self) -> Circumstances:
+        """The same in float64."""
+        return replace(self, dtype=torch.float64, autocast=False)
+
+    def program(self, rng: random.Random, **settings: Any) -> Program:
+        program = Program(rng, self.whole, smooth=self.half, **settings).train()
+        if self.half:
+            program = program.to(torch.float32 if self.autocast else self.dtype)
+        return program.to(memory_format=torch.channels_last) if self.channels_last else program
+
+    def blocker(self, program: nn.Module, ratio: float, rng: random.Random) -> halfway.ForwardBlocker:
+        if self.whole:
+            return halfway.ForwardBlocker(program, None, ratio, selector=Output())
+        selector = Calm() if self.calm else halfway.Density(num_centroids=rng.choice([1, 3]))
+        return halfway.ForwardBlocker(program, "cut", ratio, selector=selector)
+
+    def batch(self, n: int, side: int) -> Tensor:
+        x = torch.randn(n, CHANNELS, side, side, dtype=torch.float64)
+        if self.uneven:
+            x = x * (0.3 + 2 * torch.rand(n, 1, 1, 1, dtype=torch.float64))
+        x = x.to(torch.float32 if self.autocast else self.dtype)
+        return x.to(memory_format=torch.channels_last) if self.channels_last else x
+
+    def forward(self, called: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", self.dtype if self.half else torch.bfloat16, enabled=self.autocast):
+            return called(x)
+
+    def gradients(self, called: nn.Module, x: Tensor, program: nn.Module | None = None) -> Gradients:
+        """Of the model that is called, which may be a wrapper of the program."""
+        program = program or called
+        program.zero_grad()
+        self.forward(called, x).double().square().mean().backward()
+        return {n: p.grad.clone() for n, p in program.named_parameters() if p.grad is not None}
+
+
+class Generators:
+    """The state of all random generators: the global ones, and those that steps hold."""
+
+    def __init__(self, program: Program) -> None:
+        self.torch = torch.get_rng_state()
+        self.host = random.getstate(), np.random.get_state()  # noqa: NPY002  (what models use)
+        self.own = [g.get_state() for g in _own(program)]
+
+    def restore(self, program: Program) -> None:
+        torch.set_rng_state(self.torch)
+        random.setstate(self.host[0])
+        np.random.set_state(self.host[1])  # noqa: NPY002
+        for generator, state in zip(_own(program), self.own, strict=True):
+            generator.set_state(state)
+
+    def difference(self, other: Generators) -> str:
+        if not torch.equal(self.torch, other.torch):
+            return "torch's generator has another state"
+        if self.host[0] != other.host[0]:
+            return "Python's generator has another state"
+        mine, theirs = self.host[1], other.host[1]
+        same = mine[2:] == theirs[2:] and np.array_equal(mine[1], theirs[1])
+        return "" if same else "NumPy's generator has another state"
+
+
+def _own(program: Program) -> list[torch.Generator]:
+    return [s.generator for s in program.steps() if isinstance(s, Draw) and s.generator is not None]
+
+
+def as_documented(
+    how: Circumstances, program: Program, x: Tensor, rows: Tensor, part: Tensor, before: Generators, after: Generators
+) -> tuple[Gradients, list[list[Tensor]]]:
+    """Train the program as a replay is documented: a pass over all samples takes notes, the retained ones use them.
+
+    Returns the gradients, and the states that the steps' own generators may be in: a draw for all samples has moved
+    them, or one for the retained ones.
+    """
+    first, plain = copy.deepcopy(program), copy.deepcopy(program)
+    note = Note(len(x))
+    first.set_note(note)
+    before.restore(first)
+    with torch.no_grad():
+        how.forward(first, x)
+    states = [[g.get_state() for g in _own(first)]]
+    if states[0]:
+        before.restore(plain)
+        with torch.no_grad():
+            how.forward(plain, part)
+        states.append([g.get_state() for g in _own(plain)])
+    note.begin(rows)
+    program.set_note(note)
+    after.restore(program)
+    gradients = how.gradients(program, part)
+    program.set_note(None)
+    return gradients, states
+
+
+@dataclass
+class Outcome:
+    """What came of a program.
+
+    verdict: "right", "wrong", or "crash". message: what was wrong, in a line. kinds: of its steps.
+    """
+
+    seed: int
+    described: str = ""
+    kinds: set[str] = field(default_factory=set)
+    verdict: str = "right"
+    message: str = ""
+    replayed: int = 0
+    recomputed: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def line(self) -> str:
+        return f"seed {self.seed}: {self.verdict}: {self.message} | {self.described}"
+
+
+@dataclass
+class Made:
+    """A program with its batch lengths, side and prune ratio."""
+
+    program: Program
+    n: int
+    side: int
+    ratio: float
+    steps: int = 3
+
+
+def make(rng: random.Random, how: Circumstances, **settings: Any) -> Made | None:
+    """A program; None if autograd needs a value that the program overwrites, or its gradients are not finite."""
+    torch.manual_seed(rng.randint(0, 2**31))
+    program = how.program(rng, **settings)
+    # Behind a random draw an operation may be trusted only when 16 rows have been compared.
+    draws = any(isinstance(s, (Draw, DrawFrom, Dropout, RandomSlope)) for s in program.steps())
+    n = rng.choice([5, 32, 41] if draws else [2, 3, CHANNELS, 5, 7, 12])
+    if how.half:
+        n = rng.choice([5, 40])
+    side = rng.choice([2, 3])
+    ratio = rng.choice([0.3, 0.4, 0.5, 0.7])
+    # PyTorch's own BatchNorm backward is wrong on the CPU for a single sample when only one of input and gradient has
+    # strides like (C, 1, W C, C) (seen in 2.8 and 2.15, without halfway), so these programs retain at least two.
+    least = 1 if not any(isinstance(s, Norm) for s in program.steps()) else 3 if how.ragged else 2
+    while halfway.functional.retained_count(n, ratio) < least:
+        n += 1
+    try:
+        gradients = how.gradients(copy.deepcopy(program), how.batch(n, side))
+    except RuntimeError:
+        return None
+    if not all(g.isfinite().all() for g in gradients.values()):
+        return None
+    return Made(program, n, side, ratio, steps=rng.choice([3, 3, 4]))
+
+
+def check(seed: int, how: Circumstances | None = None, **settings: Any) -> Outcome:
+    """Train the program of this seed for a few steps, and compare each. Raises only if the reference does."""
+    rng = random.Random(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    how = how or Circumstances.draw(rng)
+    made = next(m for m in (make(rng, how, **settings) for _ in range(100)) if m is not None)
+    outcome = Outcome(seed, kinds=made.program.kinds())
+    shown = ", ".join(f"{k}={v}" for k, v in vars(how).items() if v != getattr(Circumstances, k))
+    outcome.described = f"{made.program.describe()} n={made.n} side={made.side} ratio={made.ratio} {shown}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        blocker = how.blocker(made.program, made.ratio, rng)
+        trained = _Training(how, made, blocker, rng)
+        try:
+            for step in range(made.steps * how.accumulate):
+                trained.step(step)
+            blocker.stats  # noqa: B018  (raises what went wrong)
+        except Wrong as wrong:
+            outcome.verdict, outcome.message = "wrong", str(wrong)
+        except Crash as crash:
+            outcome.verdict, outcome.message = "crash", str(crash)
+        except halfway.ReplayError as error:
+            outcome.verdict, outcome.message = "crash", _one_line(error)
+    outcome.replayed = blocker._counters.replayed_steps
+    outcome.reasons = Counter(blocker._counters.recomputed)
+    outcome.recomputed = sum(outcome.reasons.values())
+    blocker.remove()
+    return outcome
+
+
+class Crash(AssertionError):
+    """The blocker, or the model's call after it, raised."""
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+class _Training:
+    """A program in training, step by step."""
+
+    def __init__(self, how: Circumstances, made: Made, blocker: halfway.ForwardBlocker, rng: random.Random) -> None:
+        self.how, self.made, self.blocker, self.rng = how, made, blocker, rng
+        self.optimizer = torch.optim.SGD(made.program.parameters(), 0.1)
+        self.accumulated: dict[str, Any] = {}
+
+    def step(self, number: int) -> None:
+        how, program = self.how, self.made.program
+        if how.inserted and number == 1:
+            program.insert(0, make_step(self.rng, how.half))
+        reference = copy.deepcopy(program)
+        original = copy.deepcopy(program).double() if how.half else None
+        x = how.batch(self.made.n - (how.ragged and number == 1), self.made.side)
+        before = Generators(program)
+        known = self.blocker._counters.replayed_steps
+        try:
+            part = self.blocker(x)
+            after = Generators(program)
+            found = how.gradients(program, part)
+        except Exception as error:
+            raise Crash(f"step {number}: {_one_line(error)}") from error
+        end = Generators(program)
+        replayed = self.blocker._counters.replayed_steps > known
+        # None: the ratio rounds to no sample at all.
+        rows = torch.arange(len(x)) if self.blocker.last is None else self.blocker.last.indices
+        self._require(len(part) == halfway.functional.retained_count(len(x), self.made.ratio), number, "another count")
+        if replayed:
+            expected, own = as_documented(how, reference, x, rows, part, before, after)
+        else:
+            after.restore(reference)
+            expected = how.gradients(reference, part)
+            own = [[g.get_state() for g in _own(reference)]]
+        way = "replayed" if replayed else "recomputed"
+        self._require(found.keys() == expected.keys(), number, f"{way}, other parameters have gradients")
+        if all(g.isfinite().all() for g in expected.values()):
+            if how.half and replayed:
+                exact = as_documented(how.exact(), original, x.double(), rows, part.double(), before, after)[0]
+                self._compare(*(_flat(g, exact) for g in (found, expected, exact)), number)
+            else:
+                scale = max((g.abs().max().item() for g in expected.values()), default=0.0)
+                off = {n: (found[n] - g).abs().max().item() for n, g in expected.items()}
+                worst = max(off, key=lambda n: np.nan_to_num(off[n], nan=np.inf), default="")
+                near = not off or off[worst] <= how.tolerance * max(scale, 1e-3)
+                self._require(
+                    near, number, f"{way}, gradient of {worst} is off by {off.get(worst, 0):.2g} of {scale:.2g}"
+                )
+        left = next(differences(program.shallow, reference.shallow, how.tolerance), "")
+        self._require(not left, number, f"{way}, left behind: shallow.{left}")
+        left = next(differences(program.deep, reference.deep, how.tolerance), "")
+        self._require(not left, number, f"{way}, left behind: deep.{left}")
+        moved = end.difference(Generators(reference))
+        self._require(not moved, number, f"{way}, {moved}")
+        fits = any(all(map(torch.equal, end.own, states)) for states in own)
+        self._require(fits, number, f"{way}, a generator that a step holds has another state")
+        end.restore(program)
+        self._learn(number, found)
+
+    def _compare(self, found: Tensor, expected: Tensor, exact: Tensor, number: int) -> None:
+        """In half precision: found is about as far from what float64 gives as the reference is."""
+        off, normal = (found - exact).norm(), (expected - exact).norm()
+        near = off <= 3 * normal + TOLERANCE_HALF * exact.norm() + 1e-3
+        words = f"replayed, gradients are off by {off:.2g} of {exact.norm():.2g}, where {normal:.2g} is normal"
+        self._require(bool(near) or not bool(exact.isfinite().all()), number, words)
+
+    def _require(self, fulfilled: bool, number: int, words: str) -> None:
+        if not fulfilled:
+            raise Wrong(f"step {number}: {words}")
+
+    def _learn(self, number: int, gradients: Gradients) -> None:
+        for name, gradient in gradients.items():
+            self.accumulated[name] = self.accumulated.get(name, 0) + gradient
+        if (number + 1) % self.how.accumulate == 0:
+            for name, parameter in self.made.program.named_parameters():
+                parameter.grad = self.accumulated.get(name)
+            # Clipped: a program that explodes only tests how rounding grows.
+            nn.utils.clip_grad_norm_(self.made.program.parameters(), 1.0)
+            self.optimizer.step()
+            self.accumulated = {}
+
+
+def _flat(gradients: Gradients, like: Gradients) -> Tensor:
+    return torch.cat([gradients[name].flatten().double() for name in like])
