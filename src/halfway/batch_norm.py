@@ -22,8 +22,7 @@ def forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: lis
     moments = kernels.moments(args[0]) if func is aten.native_batch_norm.default else None
     if moments is None:
         return func(*args[:3], *moved, *args[3 + len(moved) :], **kwargs)
-    x, weight, bias = args[:3]
-    momentum, eps = args[6:8]
+    x, momentum, eps = args[0], args[6], args[7]
     mean, variance = moments
     running_mean, running_var = moved
     if running_mean is not None and running_var is not None:

@@ -321,6 +321,7 @@ class Engine:
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:
             replayer.finish()
             replayer.leave()
+            replayer.move_statistics()
             now.restore()
             self._count(pending, replayer)
             self._audit(pending, replayer, output)
@@ -381,8 +382,8 @@ class Engine:
         self._warned.add(self._distrusted)
         self.release()
         warnings.warn(
-            f"{found}. From now on the shallow layers are computed twice instead; steps since then may have been trained "
-            'with wrong gradients. Use ForwardBlocker(..., reuse="recompute") from the start',
+            f"{found}. From now on the shallow layers are computed twice instead; steps since then may have had wrong "
+            'gradients. Use ForwardBlocker(..., reuse="recompute") from the start',
             stacklevel=2,
         )
 

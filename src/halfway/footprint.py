@@ -6,8 +6,8 @@ attributes of a module are a dict, so are its hooks, parameters and submodules. 
 that a flag and what it stands for ("hooks are installed") cannot come apart.
 
 In every step the attributes of all modules are looked at, and the containers among those of the modules before the
-cut. What else a pass changes (a list in a list, the attributes of an object that a module holds) is found by an *audit*,
-which walks through everything; it is made on the first batch, and whenever the program is a new one.
+cut. What else a pass changes (a list in a list, the attributes of an object that a module holds) is found by an
+*audit*, which walks through everything; it is made on the first batch, and whenever the program is a new one.
 """
 
 from __future__ import annotations

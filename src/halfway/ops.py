@@ -40,7 +40,7 @@ _BATCH_NORM = (
     *("_native_batch_norm_legit", "_batch_norm_with_update"),
 )
 _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
-# Operations whose outputs do not depend on the values of their inputs, only on their shapes; EMPTY ones are not even set.
+# Operations whose outputs depend on the shapes of their inputs, not on values; EMPTY ones are not even set.
 _VALUE_FREE = (
     *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like"),
     *("full_like", "rand_like", "randn_like", "randint_like", "lift_fresh"),

@@ -7,7 +7,7 @@ Two passes, which run the shallow part and leave no trace:
   operations (see `axis`): what something of the whole batch reaches will be computed in every replay.
 - The *swap* runs it on N samples again, of which the S have been overwritten with copies of the others, with the same
   random draws, the same BatchNorm statistics, the same values read on the host. What belongs to the others must not
-  change, to the bit: same shapes, same kernels, same places. So it needs no tolerance, and half precision hides nothing.
+  change, to the bit: same shapes, same kernels, same places. It needs no tolerance, so half precision hides nothing.
 
 An extreme of the batch is either among the S samples, then the swap changes it, or among the others, then the rehearsal
 lacks it. Mixing that no value shows today (a clamp that is not reached) is what the axis is followed for.

@@ -24,8 +24,8 @@ OTHER_VALUES = "the shallow part branches on values of the batch"
 class Replayer(Pass):
     """Answers expensive operations from the tape, cut to the retained rows.
 
-    `spot` is one operation that is computed all the same; `mismatch` then holds how far the recording was off. A `meter`
-    is told of operations that were answered.
+    `spot` is one operation that is computed all the same; `mismatch` then holds how far the recording was off. A
+    `meter` is told of operations that were answered.
     """
 
     def __init__(self, inputs: list[Tensor], tape: Tape, plan: Plan, indices: Tensor, spot: int | None = None) -> None:
@@ -120,10 +120,12 @@ class Replayer(Pass):
         return value
 
     def finish(self) -> None:
-        """The cut is reached: the whole tape must have been used. The running statistics take the step they took in
-        the probe."""
+        """The cut is reached: the whole tape must have been used."""
         if self._cursor != len(self._tape.entries) or self._at != len(self._plan.sequence):
             raise Diverged("the shallow part runs fewer operations than in the probe")
+
+    def move_statistics(self) -> None:
+        """Running statistics take the step they took in the probe."""
         for step in self._steps:
             batch_norm.move(*step)
 

@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ class Pass(TorchDispatchMode):
 
     Args:
         inputs: the model's inputs. They belong to the caller, but are others in every pass.
+
+    Attributes:
+        generators: those that operations were given to draw with, and the state they had before.
     """
 
     supports_higher_order_operators = True
@@ -45,7 +48,7 @@ class Pass(TorchDispatchMode):
         self._born: set[int] = set()
         self._inputs = {memory(t) for t in inputs}
         self._undo: dict[int, tuple[Any, Any]] = {}
-        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self.generators: list[tuple[torch.Generator, Tensor]] = []
         self._casts: dict[int, tuple[tuple[int, int], Tensor]] = {}
 
     @property
@@ -62,17 +65,10 @@ class Pass(TorchDispatchMode):
         return where not in self._born and where not in self._inputs
 
     def undo(self) -> None:
-        """Give all memory that outlasts the pass the bytes it had when the pass began, and generators their state."""
+        """Give all memory that outlasts the pass the bytes it had when the pass began."""
         for storage, before in self._undo.values():
             storage.copy_(before)  # no operation on a tensor: a graph that saved one must not see its version move
         self._undo.clear()
-        self.undo_draws()
-
-    def undo_draws(self) -> None:
-        """Put back the generators that operations were given. (The global ones are not the pass's business.)"""
-        for generator, state in self._generators:
-            generator.set_state(state)
-        self._generators.clear()
 
     def read(self, name: str, original: Callable[..., Any], t: Tensor, args: Any, kwargs: Any) -> Any:
         """Somebody takes the values of a tensor to the host, by `t.name()`."""
@@ -96,8 +92,8 @@ class Pass(TorchDispatchMode):
 
     def _before_draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         generator = ops.argument(func, "generator", args, kwargs)
-        if generator is not None and all(generator is not g for g, _ in self._generators):
-            self._generators.append((generator, generator.get_state()))
+        if generator is not None and all(generator is not g for g, _ in self.generators):
+            self.generators.append((generator, generator.get_state()))
 
     def _protect(self, where: int, t: Tensor) -> None:
         """Somebody is about to write to this memory."""
@@ -145,7 +141,7 @@ class HostReads:
     _NAMES = ("tolist", "numpy", "__dlpack__")
     _lock = threading.Lock()
     _watching = 0
-    _originals: dict[str, Any] = {}
+    _originals: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def watch(cls) -> None:
@@ -227,8 +223,15 @@ def sandbox(footprint: Footprint, passing: Pass, device: torch.device, audited: 
             yield
     finally:
         passing.undo()
+        put_back(passing.generators)
         host_random.restore()
         torch_random.restore()
+
+
+def put_back(generators: list[tuple[torch.Generator, Tensor]]) -> None:
+    """Give generators the states they had."""
+    for generator, state in generators:
+        generator.set_state(state)
 
 
 class NoGraph:

@@ -23,7 +23,7 @@ from .modules import is_compiled
 from .plan import Plan, disagreement, tolerance
 from .rehearsal import Rehearsal, Swap
 from .replay import Replayer
-from .sandbox import Guard, HostRandom, NoGraph, TorchRandom, memory, sandbox
+from .sandbox import Guard, HostRandom, NoGraph, TorchRandom, memory, put_back, sandbox
 from .selectors.base import not_finite
 from .sharding import local, sharded
 from .tape import Diverged, Recorder, Tape
@@ -59,16 +59,13 @@ class CutSkipped(Exception):
 
 
 class Probe(NamedTuple):
-    """What was seen, the tape, and where the random generators were before."""
+    """What was seen, the tape, and where the random generators were before: the global ones, and the model's own."""
 
     seen: Seen
-    recorder: Recorder
+    tape: Tape
     host_random: HostRandom
     torch_random: TorchRandom
-
-    @property
-    def tape(self) -> Tape:
-        return self.recorder.tape
+    generators: list[tuple[torch.Generator, Tensor]]
 
     @property
     def features(self) -> Tensor:
@@ -76,7 +73,7 @@ class Probe(NamedTuple):
 
     def rewind(self) -> None:
         """Put the random generators back, as if the probe had never happened."""
-        self.recorder.undo_draws()
+        put_back(self.generators)
         self.host_random.restore()
         self.torch_random.restore()
 
@@ -160,7 +157,6 @@ class Shallow:
             new = self.footprint.refresh() or not self._reached
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.footprint.kept(audited=new))
-                refusal = refusal or self._refusal()
                 if refusal:
                     recorder.tape.refuse(refusal)
                 if new:
@@ -174,6 +170,8 @@ class Shallow:
                 self._run(inputs)
             seen = self.seen(found, size, watched)
             self._reached = True
+            if self._refusal():
+                recorder.tape.refuse(self._refusal())
             if self.several_ranks and not recorder.written <= self._statistics():
                 # DDP's broadcast_buffers does so right before the forward, and does not always show in a version.
                 recorder.tape.refuse("the shallow part writes buffers of its own, which ranks exchange before the call")
@@ -182,10 +180,10 @@ class Shallow:
                 recorder.tape.refuse("the model changes its input in place")
             recorder.undo()
             if seen is None:
-                recorder.undo_draws()
+                put_back(recorder.generators)
                 host_random.restore()
                 torch_random.restore()
-        return Probe(seen, recorder, host_random, torch_random)
+        return Probe(seen, recorder.tape, host_random, torch_random, recorder.generators)
 
     def check(self, probe: Probe) -> None:
         """Raise if the first batch already gives features that cannot be scored."""
