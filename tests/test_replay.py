@@ -392,12 +392,32 @@ def test_data_writes_that_nothing_shows_are_found_by_the_spot_check(x):
         retained = blocker(x)
         model[0].weight.data.mul_(1.01)
         gradients(model, retained)
+    with pytest.warns(UserWarning, match=r"differ.*in '0'.*between steps 0 and 40"):
+        blocker.set_epoch(1)
+    # From then on it is computed.
+    replayed = blocker.stats.steps_replayed
+    for _ in range(3):
+        retained = blocker(x)
+        found = gradients(model, retained)
+    assert blocker.stats.steps_replayed == replayed
+    assert blocker.stats.recompute_reasons == {"a spot check found that replayed and computed values differ": 3}
+    blocker.remove()
+    assert relative_difference(found, gradients(model, retained)) < 1e-6
+
+
+def test_a_failed_spot_check_is_an_error_where_replays_are_demanded(x):
+    model = plain_net()
+    blocker = blocked(model, reuse="replay")
+    for _ in range(40):
+        retained = blocker(x)
+        model[0].weight.data.mul_(1.01)
+        gradients(model, retained)
     with pytest.raises(halfway.ReplayError, match=r"differ.*in '0'"):
         blocker.set_epoch(1)
 
 
 class GatedMixing(nn.Module):
-    """Mixes samples through a gate that is closed at first, so that no rehearsal can see it."""
+    """Mixes samples through a gate that is closed at first, so that no value shows it."""
 
     def __init__(self):
         super().__init__()
@@ -409,17 +429,19 @@ class GatedMixing(nn.Module):
         return self.head(self.second(h + self.gate * h.roll(1, 0)).tanh())
 
 
-def test_mixing_that_begins_later_is_found_by_the_spot_check(x):
+def test_what_is_behind_a_gate_that_may_open_is_computed(x):
     model = GatedMixing().train()
     blocker = halfway.ForwardBlocker(model, "second", 0.5, selector=density())
-    gradients(model, blocker(x))
-    assert blocker.stats.steps_replayed == 1
-    with torch.no_grad():
-        model.gate.fill_(0.5)
-    for _ in range(40):
-        gradients(model, blocker(x))
-    with pytest.raises(halfway.ReplayError, match='reuse="recompute"'):
-        blocker.stats  # noqa: B018
+    with pytest.warns(UserWarning, match=r"computes 55% .* aten.roll"):
+        retained = blocker(x)
+    for gate in (0.0, 0.5):
+        with torch.no_grad():
+            model.gate.fill_(gate)
+        retained = blocker(x)
+        found = gradients(model, retained)
+        assert relative_difference(found, gradients(model, retained)) < 1e-6
+    assert (blocker.stats.operations_replayed, blocker.stats.operations_computed) == (2, 2)
+    assert "computed: aten.roll.default, which works along the batch" in blocker.explain()
 
 
 class ZeroBranch(nn.Module):
@@ -555,7 +577,7 @@ def test_demanding_a_replay_raises_instead_of_falling_back(x):
     model = Mixing().train()
     before = copy.deepcopy(model.state_dict())
     blocker = halfway.ForwardBlocker(model, "a", 0.5, reuse="replay")
-    with pytest.raises(halfway.ReplayError, match="mixes or reorders samples"):
+    with pytest.raises(halfway.ReplayError, match=r"depends on other samples .* aten.roll"):
         blocker(x)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 

@@ -114,7 +114,8 @@ class ForwardBlocker(Joinable):
         elif at is not None:
             self._layer_name, layer = find_layer(self._root, at)
             self.selector.bind(self._layer_name, layer)
-            shallow = Shallow(self._root, layer, self._layer_name, compiled, output=output)
+            if self.selector.needs == "features":
+                shallow = Shallow(self._root, layer, self._layer_name, compiled, output=output)
         elif self.selector.needs == "features":
             raise ValueError(
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
@@ -188,7 +189,7 @@ class ForwardBlocker(Joinable):
             ranks=self._ranks,
             targets=None if selector.wants_targets == "no" else targets_of(whole, selector.target),
         )
-        engine = self._engine if selector.needs != "nothing" else None
+        engine = self._engine
         part, selection = whole, None
         if count == size:
             if engine is not None:

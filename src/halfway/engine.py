@@ -30,6 +30,9 @@ from .tape import Diverged
 # One operation, and the features at the cut, are computed and compared in every so many replayed steps.
 SPOT_CHECK_EVERY = 16
 
+# From this share of the shallow FLOPs on it is said that something is computed because of other samples.
+_WORTH_A_WARNING = 0.01
+
 _AUTOCAST = "autocast is not what it was in the probe"
 # Expected once in the usual loop (autocast around the model's call, not around the blocker); no warning.
 _FIRST_AUTOCAST = "the first call of the model showed that it runs under autocast"
@@ -137,6 +140,15 @@ class Engine:
             self._recompute(plan.refusal, len(indices))
         else:
             self._arm(probe, plan, part, indices)
+            share, why = plan.mixed()
+            if share > _WORTH_A_WARNING and why not in self._warned:
+                self._warned.add(why)
+                warnings.warn(
+                    f"halfway computes {share:.0%} of the shallow layers twice instead of replaying them: they follow "
+                    f"{why}, and so depend on other samples of the batch. Training is right but saves less "
+                    "(`blocker.explain()` lists the operations; this is said once)",
+                    stacklevel=5,
+                )
 
     def watch(self, size: int, callback: Callable[[Seen], None]) -> None:
         """Show the cut's output in the model's next training call to `callback`: no probe, nothing run twice."""

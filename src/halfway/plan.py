@@ -121,7 +121,8 @@ class Op:
 
     samples: for each output where its samples sit; None for one that is the same for every batch.
     proven: whether `samples` has been checked on values that could have contradicted it.
-    computed: why it is always computed, if it is: a mixed value reaches it, or its recording cannot be used.
+    computed: why it is always computed, if it is: its recording cannot be used, or something reaches it that depends
+    on other samples (then `mixed`).
     behind_draws: whether random numbers were drawn before it. compared: rows that agreed so far.
     flops: of computing it on the retained samples.
     """
@@ -133,6 +134,7 @@ class Op:
     samples: tuple[Samples | None, ...] = ()
     proven: bool = False
     computed: str = ""
+    mixed: bool = False
     behind_draws: bool = False
     compared: int = 0
     attempts: int = 0
@@ -219,6 +221,11 @@ class Plan:
         """Which operation to recompute and compare, round robin; None if there is none to check."""
         checkable = [i for i, op in enumerate(self.ops) if op.proven]
         return checkable[turn % len(checkable)] if checkable else None
+
+    def mixed(self) -> tuple[float, str]:
+        """Which share of the FLOPs has to be computed because of other samples of the batch, and why."""
+        found = [op for op in self.ops if op.mixed and op.flops]
+        return (sum(op.flops for op in found) / self.flops(), found[0].computed) if found else (0.0, "")
 
     def flops(self) -> float:
         """Of computing all of it on the retained samples."""

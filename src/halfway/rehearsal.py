@@ -94,6 +94,7 @@ class Rehearsal(Replayer):
         op.flops = flops_of(func, args, kwargs, out)
         op.computed = self._mixed_output(func, out)
         if op.computed:
+            op.mixed = True
             return out
         self._locate(entry, op, part)
         layouts_agree = all(

@@ -374,6 +374,9 @@ class Shallow:
             swapped = torch.arange(size, device=device)
             swapped[rows] = others.repeat(-(-retained // len(others)))[:retained]
             self._swap(probe, plan, cut, swapped, others)
+            share, why = plan.mixed()
+            if share == 1:
+                raise Diverged(f"all of the shallow part depends on other samples of the batch: it follows {why}")
         except Diverged as difference:
             plan.refusal = difference.reason
             if drew_on_host:
