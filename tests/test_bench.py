@@ -14,7 +14,7 @@ from torch import Tensor, nn
 pytest.importorskip("tqdm")
 
 from halfway.cli import main
-from halfway.lab import bench, bench_results, files, measure, models
+from halfway.lab import bench, bench_results, devices, files, measure, models
 from halfway.lab.bench import WAYS
 from halfway.lab.bench_results import Case
 
@@ -269,6 +269,41 @@ def test_mistakes_are_one_line(
     assert code == 2
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prune-ratio", "0"], "a prune_ratio of 0.0 prunes none of 10 samples, so there is nothing to compare"),
+        (["--prune-ratio", "0.04"], "take a larger ratio or a larger batch"),
+        (["--prune-ratio", "nan"], "must be in [0, 1), got nan"),
+        (["--device", "tpu"], "--device takes cpu, cuda or cuda:N, got 'tpu'"),
+        (["--device", "meta"], "--device takes cpu, cuda or cuda:N, got 'meta'"),
+        (["--device", "cuda"], "--device cuda: torch finds no CUDA device here; leave it out, or take --device cpu"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_measure(
+    own_model: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    arguments = ("bench", f"{own_model}:make", "--at", "1", "--input", "5", "--dtype", "int64", "--batch", "10")
+    code, _, err = run(capsys, *arguments, *options)
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_device_is_one_that_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices.named("cpu") == devices.named("cpu:0") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.named("cuda") == torch.device("cuda")
+    assert devices.named("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match=r"finds 2 CUDA device\(s\) here, cuda:0 to cuda:1"):
+        devices.named("cuda:2")
 
 
 def test_unknown_names_get_close_ones() -> None:

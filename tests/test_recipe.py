@@ -222,6 +222,27 @@ def test_a_recipe_extends_a_file_beside_it(tmp_path: Path, monkeypatch: pytest.M
         assert (recipe.seed, recipe.length, recipe.batch_size) == (7, 20, 128)
 
 
+def test_a_recipe_that_extends_itself_is_refused_by_the_circle(tmp_path: Path) -> None:
+    alone = written(tmp_path / "alone.yaml", "extends: alone.yaml\n")
+    with pytest.raises(ValueError, match=r"cannot extend itself: alone\.yaml extends alone\.yaml; remove one"):
+        load(alone)
+    written(tmp_path / "a.yaml", "extends: b.yaml\n")
+    written(tmp_path / "b.yaml", "extends: ./a.yaml\n")
+    circle = "cannot extend itself: a.yaml extends b.yaml extends a.yaml; remove one"
+    with pytest.raises(ValueError, match=circle):
+        load(written(tmp_path / "mine.yaml", "extends: a.yaml\n"))
+
+
+def test_the_same_parent_twice_on_different_ways_is_no_circle(tmp_path: Path) -> None:
+    written(tmp_path / "tiny-cifar10.yaml", "extends: tiny-cifar10\nseed: 7\n")
+    assert load(str(tmp_path / "tiny-cifar10.yaml")).seed == 7, "the shipped one of that name is another file"
+
+
+def test_extends_takes_a_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"mine\.yaml: extends takes the name of a recipe or of a \.yaml file, got 5"):
+        load(written(tmp_path / "mine.yaml", "extends: 5\n"))
+
+
 # ----------------------------------------------------------------- key=value
 
 

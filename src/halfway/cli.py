@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (ValueError, TypeError, FileNotFoundError, FloatingPointError, ModuleNotFoundError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _LAB
         fix = "; pip install 'halfway[lab]' brings what this command needs" if missing else ""
         print(f"halfway {parsed.command}: {error}{fix}", file=sys.stderr)

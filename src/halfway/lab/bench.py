@@ -78,9 +78,14 @@ def compare(
     """
     if rounds < 2:
         raise ValueError(f"quartiles need at least 2 rounds, got {rounds}")
-    N, S = len(x), retained_count(len(x), prune_ratio)
-    ratio = 1 - S / N
     share = cost(model, at, prune_ratio, x).shallow_share
+    N, S = len(x), retained_count(len(x), prune_ratio)
+    if S == N:
+        raise ValueError(
+            f"a prune_ratio of {prune_ratio} prunes none of {N} samples, so there is nothing to compare; take a larger "
+            "ratio or a larger batch"
+        )
+    ratio = 1 - S / N
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(N, generator=generator)[:S].sort().values.to(x.device)
     clock = Clock(x.device)

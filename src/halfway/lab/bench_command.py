@@ -42,11 +42,11 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("model", help="a torchvision or timm name, or package.module:factory")
     parser.add_argument("--at", required=True, metavar="LAYER", help="the cut")
-    parser.add_argument("--prune-ratio", type=float, default=0.4, metavar="P", help="(default: 0.4)")
+    parser.add_argument("--prune-ratio", type=float, default=0.4, metavar="P", help="in (0, 1) (default: 0.4)")
     add_input_options(parser, batch=32)
     parser.add_argument("--rounds", type=int, default=15, help="of the wall time (default: 15)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and retained rows (default: 0)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--json", action="store_true", help="for machines, with versions and machine")
     parser.set_defaults(run=run)
 
@@ -55,12 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     import torch
 
-    from . import bench, bench_results, models
+    from . import bench, bench_results, devices, models
     from .environment import environment
 
+    device = devices.named(arguments.device)
     source = models.Source(arguments.model, arguments.size, arguments.input, arguments.dtype)
     torch.manual_seed(arguments.seed)
-    device = torch.device(arguments.device)
     model = source.build().train().to(device)
     x = source.example(arguments.batch, device)
     try:

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train what is missing, time, print."""
     from . import comparison, methods, session, summary, trials
     from . import recipe as recipes
-    from .files import write_json, write_whole
+    from .files import DiskFullError, write_json, write_whole
     from .train_command import read_recipe
 
     recipe = read_recipe(arguments)
@@ -99,7 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.out or f"runs/compare-{recipe.name}")
     command = session.command_line()
     with session.processes() as device:
-        finished = arguments.table or comparison.train_all(plan, folder, device, command)
+        try:
+            finished = arguments.table or comparison.train_all(plan, folder, device, command)
+        except DiskFullError as error:
+            raise ValueError(f"{error}, then go on: {command}") from error
         if not session.first_rank():
             return 0
         if not finished:

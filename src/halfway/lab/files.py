@@ -2,32 +2,72 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(OSError):
+    """There was no room for a file. What it was to replace is still there, and nothing of the new one is left."""
+
+    def __str__(self) -> str:
+        return f"the disk is full: {self.filename} could not be written; free some space"
+
+
+@contextlib.contextmanager
+def naming_a_full_disk(path: Path) -> Iterator[None]:
+    """Raise `DiskFullError` where the disk was full. path: what is being written."""
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except Exception as error:
+        # torch.save finds that less was written than it thought, and hides the reason behind an error of its own.
+        reason: BaseException | None = error
+        while reason is not None:
+            if isinstance(reason, OSError) and reason.errno in _FULL:
+                raise DiskFullError(reason.errno, "the disk is full", str(path)) from error
+            reason = reason.__cause__ or reason.__context__
+        raise
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write aside and rename; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    """Write text; folders are made."""
+    with _replacing(path) as file:
+        file.write(text.encode("utf-8"))
 
 
 def write_tensors(path: Path, content: Any) -> None:
-    """What `torch.load(path, weights_only=True)` reads, flushed to the disk before it takes its name."""
+    """Write what `torch.load(path, weights_only=True)` reads; folders are made."""
     import torch
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    with open(aside, "wb") as file:
+    with _replacing(path) as file:
         torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
 
 
 def write_json(path: Path, content: Any, indent: int = 2) -> None:
     write_whole(path, json.dumps(content, indent=indent) + "\n")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file beside `path` that takes its name once all of it is on the disk, and is removed if that fails."""
+    aside = path.with_name(f".{path.name}.tmp")
+    with naming_a_full_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(aside, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise

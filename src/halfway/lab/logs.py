@@ -47,5 +47,7 @@ class Logs:
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
-            self._file.close()
-            self._board.close()
+            try:
+                self._file.close()
+            finally:
+                self._board.close()

@@ -272,7 +272,8 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return out
 
 
-def _read(name: str, beside: Path = Path()) -> dict[str, Any]:
+def _read(name: str, beside: Path = Path(), extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The settings in a file with those it extends. extending: the files that led here."""
     import yaml
 
     path = beside / name if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
@@ -280,6 +281,10 @@ def _read(name: str, beside: Path = Path()) -> dict[str, Any]:
         if path.parent != FOLDER:
             raise FileNotFoundError(f"no recipe file {str(path)!r}")
         raise ValueError(f"no recipe {name!r}{_closest(name, names())} (or give a path to a .yaml file)")
+    files = (*extending, path.resolve())
+    if files[-1] in extending:
+        circle = " extends ".join(file.name for file in files[files.index(files[-1]) :])
+        raise ValueError(f"a recipe cannot extend itself: {circle}; remove one of these `extends`")
     try:
         content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
@@ -289,7 +294,9 @@ def _read(name: str, beside: Path = Path()) -> dict[str, Any]:
     parent = content.pop("extends", None)
     if parent is None:
         return content
-    inherited = _read(parent, beside=path.parent)
+    if not isinstance(parent, str):
+        raise ValueError(f"{path.name}: extends takes the name of a recipe or of a .yaml file, got {parent!r}")
+    inherited = _read(parent, path.parent, files)
     if "paper" in content:  # its numbers belong together
         inherited.pop("paper", None)
     return merged(inherited, content)

@@ -7,7 +7,8 @@
     tensorboard/       the same metrics for TensorBoard
 
 A checkpoint is written aside, flushed to the disk, then renamed. It knows how long metrics.jsonl was, so that after a
-kill the lines of rounds that will be trained again are taken back.
+kill the lines of rounds that will be trained again are taken back. The first one is written before the first round: if
+there are rounds and no checkpoint, it was lost.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ from .files import write_json, write_tensors, write_whole
 from .methods import IMPLEMENTATIONS
 from .recipe import Recipe
 
+# What a checkpoint holds, see `Training`; the version changes when that does.
+VERSION = 2
+_WEIGHTS_AND_STATES = {"model", "optimizer", "policy", "scaler", "blocker", "sampler", "random"}
+_COUNTS = {"step", "finished", "batches", "pruned_steps", "retention", "round", "metrics_length"}
+KEYS = {"version", *_WEIGHTS_AND_STATES, *_COUNTS}
+_INSTEAD = "put the right file back, or remove the folder to train from the start"
 _MAY_DIFFER = {"root", "paper", "title"}
 
 
@@ -50,9 +57,18 @@ class RunFolder:
         if occupied:
             self._refuse_another(recipe)
 
+    def check_checkpoint(self) -> None:
+        """Raise if there were rounds, but their checkpoint is gone: to go on would be to begin again, and drop them."""
+        if not self.checkpoint.exists() and self.metrics.exists() and self.metrics.stat().st_size:
+            raise ValueError(
+                f"{self.checkpoint} is gone, so there is nothing to resume in {self.path}; put it back, remove the "
+                "folder to train from the start, or give the right one with --out"
+            )
+
     def open(self, recipe: Recipe, resume: bool) -> None:
         """Make it, or go on with it. A folder that is not empty is never touched without `resume`."""
         self.check(recipe, resume)
+        self.check_checkpoint()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -98,24 +114,43 @@ class RunFolder:
         if not self.checkpoint.exists():
             return None
         try:
-            return torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise ValueError(f"{self.checkpoint} cannot be read ({error}); remove it to train again") from error
+            raise ValueError(f"{self.checkpoint} cannot be read ({first_line(error)}); {_INSTEAD}") from error
+        version = state.get("version") if isinstance(state, dict) else None
+        if isinstance(version, int) and version != VERSION:
+            raise ValueError(
+                f"{self.checkpoint} has version {version}, and this halfway reads version {VERSION}; go on with the "
+                "halfway that wrote it, or remove the folder to train from the start"
+            )
+        missing = sorted(KEYS - state.keys()) if isinstance(state, dict) else sorted(KEYS)
+        if missing:
+            raise ValueError(
+                f"{self.checkpoint} is no checkpoint of `halfway train` (it has no {missing[0]!r}); {_INSTEAD}"
+            )
+        return state
+
+    def refused(self, error: Exception) -> str:
+        """What to say when the checkpoint is one, but not of this run."""
+        return f"{self.checkpoint} does not fit this run ({first_line(error)}); {_INSTEAD}"
 
     def truncate_metrics(self, length: int) -> None:
         """Take back what was logged after the checkpoint."""
-        if not self.metrics.exists():
-            self.metrics.touch()
-        with open(self.metrics, "r+b") as file:
-            if file.seek(0, os.SEEK_END) < length:
-                raise ValueError(f"{self.metrics} is shorter than when {self.checkpoint.name} was written")
-            file.truncate(length)
+        found = self.metrics.stat().st_size if self.metrics.exists() else 0
+        if found < length:
+            raise ValueError(
+                f"{self.metrics} is shorter than when {self.checkpoint.name} was written, so rounds are missing; "
+                f"{_INSTEAD}"
+            )
+        self.metrics.touch()
+        os.truncate(self.metrics, length)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All rounds so far."""
+        """All rounds so far; a line that a crash or a full disk left half written is none."""
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        *whole, _ = self.metrics.read_text().split("\n")
+        return [json.loads(line) for line in whole]
 
     def read_environment(self) -> list[dict[str, Any]]:
         """All sessions so far."""
@@ -124,3 +159,8 @@ class RunFolder:
     def note_session(self, session: dict[str, Any]) -> None:
         """One more session that trains here."""
         write_json(self.environment, [*self.read_environment(), session])
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line; its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from .data import Data
 from .environment import environment
+from .files import naming_a_full_disk
 from .place import place
 from .recipe import Recipe
 from .run_folder import RunFolder
@@ -57,7 +58,7 @@ def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, r
     """
     if first_rank():
         folder.open(recipe, resume)
-    with folder.locked() if first_rank() else contextlib.nullcontext():
+    with naming_a_full_disk(folder.path), folder.locked() if first_rank() else contextlib.nullcontext():
         training = Training(recipe, data, device, folder)
         if first_rank():
             folder.note_session(

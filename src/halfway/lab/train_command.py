@@ -59,7 +59,7 @@ def register(commands: Any) -> None:
         help="afterwards write the loss of each training image, not augmented; with data.holdout=true of a model that "
         "has not seen them, for `--method rho rho.losses=FILE`",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder; there must be one")
     parser.set_defaults(run=run)
 
 
@@ -93,6 +93,7 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
 def run(arguments: argparse.Namespace) -> int:
     """Train."""
     from . import data, losses, session, training
+    from .files import DiskFullError
     from .run_folder import RunFolder
     from .run_result import RunResult
 
@@ -100,6 +101,12 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments).with_settings({k: v for k, v in chosen.items() if v is not None})
     folder = RunFolder(arguments.out or default_folder(recipe))
     folder.check(recipe, arguments.resume)
+    if arguments.resume:
+        if not folder.config.exists():
+            raise ValueError(
+                f"nothing to resume in {folder.path}; drop --resume to start there, or give the right folder with --out"
+            )
+        folder.check_checkpoint()
     training.check(recipe)
     if arguments.save_losses is not None and Path(arguments.save_losses).is_dir():
         raise ValueError(f"--save-losses {arguments.save_losses} is a folder; name a file in it")
@@ -108,7 +115,11 @@ def run(arguments: argparse.Namespace) -> int:
         loaded = data.load(recipe.data, recipe.root, device)
         if talks:
             print(f"{recipe.title}\n{loaded.description}\n{_what(recipe)}\nfolder: {folder.path}", flush=True)
-        finished = session.train(recipe, loaded, device, folder, arguments.resume, session.command_line())
+        try:
+            finished = session.train(recipe, loaded, device, folder, arguments.resume, session.command_line())
+        except DiskFullError as error:
+            again = _again() if folder.config.exists() else session.command_line()
+            raise ValueError(f"{error}, then go on: {again}") from error
         if not talks:
             return 0
         if not finished:

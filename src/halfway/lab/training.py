@@ -38,9 +38,7 @@ from .place import place
 from .progress import Bar
 from .recipe import Recipe
 from .retention import Retention
-from .run_folder import RunFolder
-
-_VERSION = 2
+from .run_folder import VERSION, RunFolder
 
 
 @dataclass
@@ -148,6 +146,8 @@ class Training:
                 _set_random(random, self.device)
             folder = self.folder if self.rank == 0 else None
             with Logs(folder, self.step) as logs, Bar(self.steps, self.name, "step", self.show, done=self.step) as bar:
+                if random is None:
+                    self._save(logs)
                 while self.step < self.steps:
                     if not self.train_epoch(logs, bar, stop):
                         return False
@@ -332,7 +332,7 @@ class Training:
             return
         self.folder.save(
             {
-                "version": _VERSION,
+                "version": VERSION,
                 "step": self.step,
                 "finished": self.step == self.steps,
                 "model": self.model.state_dict(),
@@ -352,22 +352,27 @@ class Training:
 
     def _resume(self) -> dict[str, Tensor] | None:
         """Go on from the folder's checkpoint, if there is one; returns this rank's random state."""
-        state = self.folder.load() if self.folder is not None else None
-        if self.folder is not None and self.rank == 0:
-            self.folder.truncate_metrics(0 if state is None else state["metrics_length"])
+        if self.folder is None:
+            return None
+        state = self.folder.load()
         if state is None:
+            if self.rank == 0:
+                self.folder.truncate_metrics(0)
             return None
         if len(state["random"]) != self.ranks:
             raise ValueError(
                 f"the run was trained by {len(state['random'])} processes, resume it with as many (now {self.ranks})"
             )
-        self.restore(state)
+        try:
+            self.restore(state)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(self.folder.refused(error)) from error
+        if self.rank == 0:
+            self.folder.truncate_metrics(state["metrics_length"])
         return state["random"][self.rank]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a checkpoint of the same recipe; random generators are left alone."""
-        if state["version"] != _VERSION:
-            raise ValueError(f"the checkpoint has version {state['version']}, this halfway reads {_VERSION}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.policy.load_state_dict(state["policy"])
