@@ -15,7 +15,6 @@ from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 import halfway
 from tests.apart import normal_batches, train
 
-
 CALLS = collections.Counter()
 
 

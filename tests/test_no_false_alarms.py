@@ -2,6 +2,7 @@
 compute anything twice: every expensive operation is replayed, in every step.
 """
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,6 +78,29 @@ VECTORS = {
 @pytest.mark.parametrize(("size", "ratio"), [(8, 0.5), (7, 0.3)])
 def test_what_belongs_to_one_sample_is_replayed(name, size, ratio):
     replayed(Net(VECTORS[name]), normal_batches(3, size, 16), ratio)
+
+
+MATRIX = np.eye(16, dtype=np.float32) * 2
+KERNEL = [[[1.0, 2.0, 1.0]]]
+CONSTANTS = {
+    "a list": lambda h: F.conv1d(h[:, None], torch.tensor(KERNEL), padding=1)[:, 0],
+    "an array": lambda h: h @ torch.as_tensor(MATRIX),
+    "an array, shared": lambda h: h @ torch.from_numpy(MATRIX),
+    "an array, by dlpack": lambda h: h @ torch.from_dlpack(MATRIX.copy()),
+    "bytes": lambda h: h @ torch.frombuffer(bytearray(MATRIX.tobytes()), dtype=torch.float32).view(16, 16),
+    "nothing": lambda h: h @ torch.eye(16),
+    "a window": lambda h: h @ torch.hann_window(16).diag(),
+    "a number": lambda h: torch.addmm(torch.tensor(0.5), h, torch.full((16, 16), 0.1)),
+    "a parameter of the moment": lambda h: h @ nn.Parameter(torch.eye(16)),
+    "a tensor in a closure": lambda h, kept=torch.eye(16) * 3: h @ kept,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_that_forward_makes_are_no_parameters(name):
+    """Made anew in each pass, they are the same all the time."""
+    outcome = replayed(Net(CONSTANTS[name]), normal_batches(4, 8, 16))
+    assert outcome.stats.operations_replayed == 3 * 4
 
 
 # --- on images and tokens --------------------------------------------------------------------------------------------
