@@ -81,7 +81,7 @@ def test_what_belongs_to_one_sample_is_replayed(name, size, ratio):
 
 
 MATRIX = np.eye(16, dtype=np.float32) * 2
-KERNEL = [[[1.0, 2.0, 1.0]]]
+KERNEL, KEPT = [[[1.0, 2.0, 1.0]]], torch.eye(16) * 3
 CONSTANTS = {
     "a list": lambda h: F.conv1d(h[:, None], torch.tensor(KERNEL), padding=1)[:, 0],
     "an array": lambda h: h @ torch.as_tensor(MATRIX),
@@ -92,7 +92,7 @@ CONSTANTS = {
     "a window": lambda h: h @ torch.hann_window(16).diag(),
     "a number": lambda h: torch.addmm(torch.tensor(0.5), h, torch.full((16, 16), 0.1)),
     "a parameter of the moment": lambda h: h @ nn.Parameter(torch.eye(16)),
-    "a tensor in a closure": lambda h, kept=torch.eye(16) * 3: h @ kept,
+    "a tensor from outside": lambda h: h @ KEPT,
 }
 
 
