@@ -126,7 +126,7 @@ class Circumstances:
         return x.to(memory_format=torch.channels_last) if self.channels_last else x
 
     def forward(self, called: nn.Module, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", self.dtype if self.half else torch.bfloat16, enabled=self.autocast):
+        with torch.autocast("cpu", self.dtype if self.autocast else torch.bfloat16, enabled=self.autocast):
             return called(x)
 
     def gradients(self, called: nn.Module, x: Tensor, program: nn.Module | None = None) -> Gradients:
@@ -250,16 +250,23 @@ def make(rng: random.Random, how: Circumstances, **settings: Any) -> Made | None
     return Made(program, n, side, ratio, steps=rng.choice([3, 3, 4]))
 
 
-def check(seed: int, how: Circumstances | None = None, **settings: Any) -> Outcome:
-    """Train the program of this seed for a few steps, and compare each. Raises only if the reference does."""
+def prepare(
+    seed: int, how: Circumstances | None = None, **settings: Any
+) -> tuple[random.Random, Circumstances, Made, Outcome]:
+    """The program of this seed, how it will be trained, and an outcome that only describes it."""
     rng = random.Random(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     how = how or Circumstances.draw(rng)
     made = next(m for m in (make(rng, how, **settings) for _ in range(100)) if m is not None)
-    outcome = Outcome(seed, kinds=made.program.kinds())
     shown = ", ".join(f"{k}={v}" for k, v in vars(how).items() if v != getattr(Circumstances, k))
-    outcome.described = f"{made.program.describe()} n={made.n} side={made.side} ratio={made.ratio} {shown}"
+    described = f"{made.program.describe()} n={made.n} side={made.side} ratio={made.ratio} {shown}"
+    return rng, how, made, Outcome(seed, described, made.program.kinds())
+
+
+def check(seed: int, how: Circumstances | None = None, **settings: Any) -> Outcome:
+    """Train the program of this seed for a few steps, and compare each. Raises only if the reference does."""
+    rng, how, made, outcome = prepare(seed, how, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         blocker = how.blocker(made.program, made.ratio, rng)

@@ -14,11 +14,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
 
 import torch
 
 import halfway
-from tests.fuzz import Outcome, check
+from tests.fuzz import Outcome, check, prepare
 
 
 def run(seed: int) -> Outcome:
@@ -32,13 +34,52 @@ def run(seed: int) -> Outcome:
         return Outcome(seed, verdict="reference", message=words)
 
 
+class Worker:
+    """A process that runs one program after the other. A program that kills it is an outcome, too."""
+
+    def __init__(self) -> None:
+        self._start()
+        self.seed: int | None = None
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, other = context.Pipe()
+        self._process = context.Process(target=serve, args=(other,), daemon=True)
+        self._process.start()
+        other.close()
+
+    def give(self, seed: int | None) -> None:
+        """A program to run; None: go home."""
+        self.seed = seed
+        self.connection.send(seed)
+
+    def result(self) -> Outcome:
+        try:
+            return self.connection.recv()
+        except EOFError:
+            self._process.join()
+            words = f"the process died with exit code {self._process.exitcode}"
+            self._start()
+            return replace(prepare(self.seed)[-1], verdict="crash", message=words)
+
+
+def serve(connection: Connection) -> None:
+    while (seed := connection.recv()) is not None:
+        connection.send(run(seed))
+
+
 def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
     """In the order in which they are done."""
-    if processes == 1:
-        yield from map(run, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(run, seeds, chunksize=10)
+    left = iter(seeds)
+    workers = [Worker() for _ in range(processes)]
+    for worker, seed in zip(workers, left, strict=False):
+        worker.give(seed)
+    while busy := [w for w in workers if w.seed is not None]:
+        ready = wait([w.connection for w in busy])
+        for worker in busy:
+            if worker.connection in ready:
+                yield worker.result()
+                worker.give(next(left, None))
 
 
 def progress(done: Iterable[Outcome], total: int) -> Iterator[Outcome]:

@@ -244,7 +244,7 @@ class LayerDrop(Step):
         elif self.kind == "torch":
             way = int(torch.rand(()) < 0.5)
         else:
-            draw = random.random if self.kind == "python" else np.random.random  # noqa: NPY002  (what models use)
+            draw = random.random if self.kind == "python" else np.random.random
             way = int(draw() < 0.5)
         self.remember(way)
         return self.ways[way](x)

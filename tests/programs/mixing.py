@@ -220,7 +220,7 @@ class Reorder(Step):
         if self.kind == "gather":
             return x.gather(0, (torch.arange(n) + 1).remainder(n).view(-1, 1, 1, 1).expand_as(x))
         if self.kind == "shuffle":
-            return x[torch.randperm(n)]
+            return x[self.drawn(lambda: torch.randperm(n)).argsort().argsort()]
         if self.kind == "mixup":
             order = self.drawn(lambda: torch.rand(n)).argsort()
             return 0.7 * x + 0.3 * x[order]

@@ -27,7 +27,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "numpy_force": lambda t: t.numpy(force=True).sum(),
     "asarray": lambda t: np.asarray(t).sum(),
     "array": lambda t: np.array(t).sum(),
-    "ufunc": lambda t: np.add.reduce(t),
+    "largest": lambda t: max(t),
     "cpu_numpy": lambda t: t.cpu().numpy().sum(),
     "dlpack": lambda t: np.from_dlpack(t).sum(),
     "iterate": lambda t: sum(float(v) for v in t),
