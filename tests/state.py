@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 import halfway
 
@@ -33,6 +34,8 @@ def assert_same_state(mine: Any, theirs: Any, where: str = "model", seen: set[in
         assert_same_state(vars(mine), vars(theirs), where, seen)
         if mine.is_leaf:
             assert_same_state(mine.grad, theirs.grad, f"{where}.grad", seen)
+    elif isinstance(mine, RemovableHandle):
+        pass  # numbered through all models
     elif isinstance(mine, torch.Generator):
         assert torch.equal(mine.get_state(), theirs.get_state()), where
     elif isinstance(mine, dict):
@@ -62,6 +65,8 @@ def drive(
 ) -> tuple[nn.Module, halfway.Stats]:
     """Train one model with a blocker and one without it, on the retained samples; after each step they are the same.
 
+    Returns the first one and what its blocker did; the blocker is gone.
+
     make: builds the model; called twice, with the same seed. Its cut is called "cut".
     between: done to both models before a step, given its number.
     """
@@ -84,5 +89,4 @@ def drive(
                 out.square().mean().backward()
             assert_same_state(model, plain, f"model after {step + 1} steps")
         stats = blocker.stats
-    torch.testing.assert_close(model(batches[0]), plain(batches[0]))
     return model, stats

@@ -144,7 +144,11 @@ FIRST_FORWARD = {
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("name", FIRST_FORWARD)
 def test_what_the_first_forward_puts_in_is_there_once(name, behind, reuse):
-    drive(lambda: FIRST_FORWARD[name](behind), reuse=reuse)
+    model, _ = drive(lambda: FIRST_FORWARD[name](behind), reuse=reuse)
+    x = torch.randn(4, 6)
+    before = [len(m._forward_hooks) for m in model.modules()]
+    model.eval()(x)
+    assert before == [len(m._forward_hooks) for m in model.modules()], "and goes on without the blocker"
 
 
 @pytest.mark.parametrize("steps", [1, 5])
