@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 import weakref
 from dataclasses import replace
@@ -13,17 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from . import batch as batches
 from . import selectors
 from .batch import Batch
-from .config import refuse_another
+from .config import as_json, plain_settings, refuse_another, share, whole
 from .engine import Engine, autocast_from_words, autocast_in_words
 from .feedback import Feedback
 from .functional import retained_count
 from .inputs import Forward, Inputs, targets_of
 from .modules import find_layer, group_of, suggest, unwrap
 from .ranks import Ranks
-from .schedule import Schedule
+from .reading import Readings
+from .refusals import check_at, check_layer, check_model, check_root
+from .reminders import Reminders
+from .schedule import Schedule, check_schedule
 from .selectors import Candidates, Selection, Selector
 from .shallow import CutSkipped, Seen, Shallow
 from .stats import Counters, Stats
@@ -71,6 +72,7 @@ class ForwardBlocker(Joinable):
         stats: a `Stats` snapshot.
     """
 
+    @plain_settings
     def __init__(
         self,
         model: nn.Module,
@@ -86,8 +88,9 @@ class ForwardBlocker(Joinable):
         output: int | str | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= prune_ratio < 1:
-            raise ValueError(f"prune_ratio is the share of samples to prune and must be in [0, 1), got {prune_ratio}")
+        check_model(model)
+        check_at(at)
+        check_schedule(schedule)
         if reuse not in _REUSE:
             raise ValueError(f"unknown reuse {reuse!r}; choose one of {_REUSE}")
         self.prune_ratio = prune_ratio
@@ -100,8 +103,10 @@ class ForwardBlocker(Joinable):
         self._epoch: int | None = None
         self._validated = False
         self._removed = False
+        self._reminders = Reminders(self._counters)
         self._root, compiled = unwrap(model)
-        self._forward = Forward(self._root)
+        check_root(self._root)
+        self._forward, self._readings = Forward(self._root), Readings()
         self._engine: Engine | None = None
         self._layer_name = ""
         other = _live.get(self._root)
@@ -113,6 +118,7 @@ class ForwardBlocker(Joinable):
             shallow = Shallow(self._root, self._root, "the model's output", compiled, self._feedback.watched)
         elif at is not None:
             self._layer_name, layer = find_layer(self._root, at)
+            check_layer(self._layer_name, layer)
             self.selector.bind(self._layer_name, layer)
             if self.selector.needs == "features":
                 shallow = Shallow(self._root, layer, self._layer_name, compiled, output=output)
@@ -121,6 +127,7 @@ class ForwardBlocker(Joinable):
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
                 f"({suggest(self._root, '')}; `halfway layers` lists what each would save)"
             )
+        as_json(self._config(), "ForwardBlocker")  # an error now rather than at the first checkpoint
         self._ranks = Ranks(process_group or group_of(model), timeout)
         if shallow is not None:
             shallow.several_ranks = self._ranks.size > 1
@@ -137,12 +144,14 @@ class ForwardBlocker(Joinable):
 
         Args:
             *batch: the batch by position. The first part goes to the model: a tensor as it is, a mapping as keywords,
-                a tuple or list as positionals. The rest is only cut.
+                a tuple as positionals. So does a list of tensors that each hold all samples; one with an entry per
+                sample (a detector's images) is one argument. The rest is only cut.
             ids: (B,) sample ids, for selectors that remember samples.
             inputs: what goes to the model, if not as said: positions in `batch`, or names in `named` (a name that
                 `forward` does not know goes by position). The model may then be called with more than these, such as
                 labels: you say that what comes before the cut does not look at it.
-            **named: the batch by name. The names in the model's `forward` signature go to it.
+            **named: the batch by name. The names in the model's `forward` signature go to it, and plain values
+                (`output_hidden_states=True`) if it has `**kwargs`.
 
         Returns:
             One part for one, a tuple for several, a dict for names. Unchanged in eval mode, without grad, and outside
@@ -153,25 +162,28 @@ class ForwardBlocker(Joinable):
             self._engine.release()
         if bool(batch) == bool(named):
             raise TypeError("pass the batch either by position, blocker(x, y), or by name, blocker(x=x, y=y)")
-        whole = Batch(batch, named)
+        whole = self._forward.read(Batch(batch, named, readings=self._readings), inputs)
         self._feedback.forget()
         if not self._root.training or not torch.is_grad_enabled():
+            if torch.is_grad_enabled():
+                self._reminders.in_eval_mode(self.prune_ratio)
             return whole.value()
         to_model = self._forward.inputs(whole, inputs)
         if to_model.tensors():
             self._forward.check(to_model)
-        size = batches.length(tuple(to_model))
+        size = whole.length([*to_model.args, *to_model.kwargs.values()])
         whole.validate(size)
         self._feedback.check(whole, size, ids)
         self._check_schedule()
         if self._engine is not None and not self._validated:
             # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
-            self._engine.validate(
-                to_model,
-                lambda indices: self._forward.inputs(whole.cut(indices, size), inputs),
-                size,
-                retained_count(size, self.prune_ratio),
-            )
+            with self._forward.explaining(whole):
+                self._engine.validate(
+                    to_model,
+                    lambda indices: self._forward.inputs(whole.cut(indices, size), inputs),
+                    size,
+                    retained_count(size, self.prune_ratio),
+                )
         self._validated = True
         Join.notify_join_context(self)
         self._ranks.defer = self._join_config.enable
@@ -263,12 +275,30 @@ class ForwardBlocker(Joinable):
 
     # ------------------------------------------------------------ around the loop
 
+    @property
+    def prune_ratio(self) -> float:
+        """Share of each batch to prune, in [0, 1). May be changed between batches, on all ranks alike."""
+        return self._prune_ratio
+
+    @prune_ratio.setter
+    def prune_ratio(self, value: float) -> None:
+        self._prune_ratio = share("prune_ratio", value)
+
+    def __repr__(self) -> str:
+        return (
+            f"ForwardBlocker({type(self._root).__name__}, at={self._layer_name or None!r}, "
+            f"prune_ratio={self.prune_ratio:g}, selector={self.selector.name!r}, schedule={self.schedule}, "
+            f"reuse={self.reuse!r}{', removed' if self._removed else ''})"
+        )
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the schedule which epoch begins; raise what went wrong on the device in the last one."""
         self._ensure_live()
+        epoch = whole("epoch", epoch)
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch}")
         self._check()
+        self._reminders.epoch_begins(self._epoch, self.schedule, self.prune_ratio)
         self._epoch = epoch
 
     @property
@@ -302,7 +332,7 @@ class ForwardBlocker(Joinable):
         self._check()
         return {
             "version": _STATE_VERSION,
-            "config": json.dumps(self._config()),
+            "config": as_json(self._config(), "ForwardBlocker"),
             "epoch": self._epoch,
             "ranks": self._ranks.size,
             "autocast": autocast_in_words(self._engine.shallow.autocast) if self._engine is not None else "",
@@ -326,6 +356,7 @@ class ForwardBlocker(Joinable):
         if self._engine is not None:
             self._engine.shallow.autocast = autocast
         self._epoch = state["epoch"]
+        self._reminders.forget()
         self.last = None
         if state["ranks"] != self._ranks.size:
             warnings.warn(

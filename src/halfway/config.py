@@ -1,20 +1,143 @@
-"""Settings in a state: it is only loaded where they are the same."""
+"""Settings are plain numbers and words, whatever they were given as. A state is only loaded where they are the same.
+
+NumPy's numbers, fractions, and tensors or arrays without axes are what settings often come as (a sweep, a YAML file, a
+calculation). They would train for an epoch and then fail where the state is written, so they become plain Python when
+an object is made, and what is no number at all is an error there.
+"""
 
 from __future__ import annotations
 
+import decimal
+import functools
+import inspect
 import json
-from typing import Any
+import numbers
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from torch import Tensor
+
+_P = ParamSpec("_P")
+
+_IN_WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "None": "None"}
+_NUMBERS = {"int", "float", "bool"}
+
+
+def plain_settings(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates an `__init__`: arguments annotated as int, float or bool (and perhaps more, as in `int | None`) arrive
+    in it as plain Python, or are an error that names them."""
+    signature = inspect.signature(init)
+    kinds = {name: _kinds(p.annotation) for name, p in list(signature.parameters.items())[1:]}
+
+    @functools.wraps(init)
+    def plain_init(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        bound = signature.bind(*args, **kwargs)
+        for name in bound.arguments.keys() & kinds.keys():
+            bound.arguments[name] = _plain(name, bound.arguments[name], kinds[name])
+        init(*bound.args, **bound.kwargs)
+
+    return plain_init
+
+
+def whole(name: str, value: Any) -> int:
+    """`value` as an int; one that is no whole number is an error about `name`."""
+    return _plain(name, value, {"int"})
+
+
+def number(name: str, value: Any) -> float:
+    """`value` as a float; one that is no number is an error about `name`."""
+    return _plain(name, value, {"float"})
+
+
+def share(name: str, value: Any) -> float:
+    """`value` as a float in [0, 1)."""
+    found = number(name, value)
+    if not 0 <= found < 1:
+        raise ValueError(f"{name} is the share of samples to prune and must be in [0, 1), got {value}")
+    return found
+
+
+def as_number(value: Any) -> int | float | None:
+    """An int, float or bool for anything that is one number; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Tensor):
+        return as_number(value.detach().item()) if value.ndim == 0 else None
+    if isinstance(value, numbers.Integral):
+        return operator.index(value)
+    if isinstance(value, (numbers.Real, decimal.Decimal)):
+        return float(value)
+    return as_number(value.item()) if _is_numpys(value) else None
+
+
+def _is_numpys(value: Any) -> bool:
+    """Whether this is one value of NumPy's, or an array that holds one; without importing NumPy."""
+    return not isinstance(value, Tensor) and getattr(value, "ndim", None) == 0 and hasattr(value, "item")
+
+
+def _kinds(annotation: Any) -> set[str]:
+    """The names of the types in an annotation: {"int", "None"} for `int | None`."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return {part.strip() for part in re.sub(r"\[.*\]", "", text).split("|")}
+
+
+def _plain(name: str, value: Any, kinds: set[str]) -> Any:
+    if not kinds & _NUMBERS:
+        # Nobody says what it should be; what is NumPy's is still better off as Python's.
+        return value.item() if _is_numpys(value) else value
+    found = as_number(value)
+    if isinstance(found, bool):
+        if "bool" in kinds:
+            return found
+    elif found is not None:
+        if "int" in kinds and isinstance(found, int):
+            return found
+        if "float" in kinds:
+            return float(found)
+        if "bool" in kinds and found in (0, 1):
+            return bool(found)
+    elif kinds - _NUMBERS - {"None"} if value is not None else "None" in kinds:
+        return value
+    expected = [_IN_WORDS.get(kind, f"a {kind}") for kind in sorted(kinds, key=_order)]
+    raise TypeError(f"{name} must be {' or '.join(expected)}, got {value!r}")
+
+
+def _order(kind: str) -> tuple[bool, str]:
+    return kind == "None", kind
+
+
+def as_json(settings: dict[str, Any], owner: str) -> str:
+    """Settings for a state (a dict would be flattened by `torch.distributed.checkpoint`); an error names the one that a
+    state cannot hold."""
+    for name, value in settings.items():
+        try:
+            json.dumps(value, default=_json_number)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"the setting {name!r} of a {owner} is {value!r}, which a state cannot hold; let config() return "
+                "numbers, words, True, False or None"
+            ) from None
+    return json.dumps(settings, default=_json_number)
+
+
+def _json_number(value: Any) -> int | float:
+    found = as_number(value)
+    if found is None:
+        raise TypeError
+    return found
 
 
 def refuse_another(found: Any, mine: dict[str, Any], owner: str) -> None:
     """Raise unless the settings in a state are one's own.
 
     Args:
-        found: what the state holds, JSON (a dict would be flattened by `torch.distributed.checkpoint`).
-        mine: the settings here, as plain values.
+        found: what the state holds, from `as_json`.
+        mine: the settings here.
         owner: whose state it should be, for the message.
     """
-    mine = json.loads(json.dumps(mine))
+    mine = json.loads(as_json(mine, owner))
     try:
         theirs = dict(json.loads(found))
     except (TypeError, ValueError):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import functional as PF
+from .config import plain_settings
 from .functional import BandwidthRule, UpdateRule
 from .ranks import ALONE, Arriving, Ranks
 
@@ -40,6 +41,7 @@ class DensityEstimator(nn.Module):
     counts: Tensor
     refused: Tensor
 
+    @plain_settings
     def __init__(
         self,
         num_centroids: int = 64,

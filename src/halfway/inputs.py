@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from . import batch
+from . import batch, reading
 from .batch import Batch
 
 
@@ -64,10 +65,36 @@ class Forward:
         kinds = {p.kind: p.name for p in self._signature.parameters.values()}
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
+    def read(self, whole: Batch, inputs: Any) -> Batch:
+        """The batch with a note of what its first part is for the model.
+
+        A tuple holds its arguments, one by one. So does a list of as many tensors as `forward` can take, each with all
+        samples; any other list is one argument, usually with an entry per sample, as the images of a detector. Where
+        both are possible, a list of as many mappings beside it (targets) makes it one per sample, if no earlier batch
+        has told.
+        """
+        if inputs is not None or not whole.parts or not isinstance(whole.parts[0], (tuple, list)):
+            return whole
+        return whole._replace(first="arguments" if isinstance(whole.parts[0], tuple) else self._meant_by_list(whole))
+
+    def _meant_by_list(self, whole: Batch) -> Literal["part", "arguments", "samples"]:
+        first, others = whole.parts[0], whole.parts[1:]
+        rows = {len(leaf) for leaf in batch.leaves(first) if isinstance(leaf, Tensor) and leaf.ndim > 0}
+        beside = {n for n in map(reading.direct_length, others) if n is not None}
+        targets = any(reading.has_records(part) and len(part) == len(first) for part in others)
+        may_be_samples = targets or len(first) in beside
+        may_be_parts = len(rows) < 2 and (rows <= beside or not beside)
+        if self._unbound(first, {}):
+            return "part" if may_be_parts and beside and not may_be_samples else "samples"
+        if may_be_samples != may_be_parts:
+            return "samples" if may_be_samples else "arguments"
+        known = whole.readings.known("first") if whole.readings is not None else None
+        return "samples" if (targets if known is None else known) else "arguments"
+
     def inputs(self, whole: Batch, inputs: Any) -> Inputs:
         """Which parts of the batch the model gets, and how; `inputs` as in `ForwardBlocker.__call__`."""
         if whole.named:
-            names = list(inputs) if inputs is not None else [n for n in whole.named if n in self._parameters]
+            names = list(inputs) if inputs is not None else [n for n, v in whole.named.items() if self._takes(n, v)]
             unknown = [n for n in names if n not in whole.named]
             if unknown:
                 raise ValueError(f"inputs={unknown} are not in the batch, which has {list(whole.named)}")
@@ -85,7 +112,12 @@ class Forward:
         first = whole.parts[0]
         if isinstance(first, Mapping):
             return Inputs((), dict(first))
-        return Inputs(tuple(first) if isinstance(first, (tuple, list)) else (first,), {})
+        return Inputs(tuple(first) if whole.first == "arguments" else (first,), {})
+
+    def _takes(self, name: str, value: Any) -> bool:
+        """Whether a part of a batch by name is for the model. Of what goes into its **kwargs, plain values are: they
+        say how to run (output_hidden_states=True), and belong to no sample."""
+        return name in self._parameters or (self._rest is not None and reading.is_plain(value))
 
     def _named(self, chosen: dict[str, Any], more: bool) -> Inputs:
         """By keyword where forward knows the name; the others, as "image" of a batch for forward(x), by position."""
@@ -94,14 +126,35 @@ class Forward:
 
     def check(self, to_model: Inputs) -> None:
         """Raise if the model cannot be called with this."""
-        try:
-            self._signature.bind(*to_model.args, **to_model.kwargs)
-        except TypeError as error:
+        problem = self._unbound(to_model.args, to_model.kwargs)
+        if problem:
             raise TypeError(
                 f"the model's forward({', '.join(self._parameters)}) cannot be called with what goes to it from the "
-                f"batch: {error}. A dict goes to it as keywords, a tuple or list as positionals (a list of samples "
-                "cannot be cut: stack them into one tensor), inputs= says otherwise"
-            ) from None
+                f"batch: {problem}. A dict goes to it as keywords, a tuple as positionals, a list as positionals too "
+                "or, if it is too long for that, as one argument with an entry per sample; inputs= says otherwise"
+            )
+
+    @contextlib.contextmanager
+    def explaining(self, whole: Batch) -> Iterator[None]:
+        """Around the model's first run: if it cannot do with what it gets, say how that was read."""
+        try:
+            yield
+        except (TypeError, AttributeError) as error:
+            if whole.first != "samples":
+                raise
+            raise TypeError(
+                f"{error}. (The list in first place went to the model's forward({', '.join(self._parameters)}) as one "
+                "argument, with one entry per sample. A model that takes a tensor wants them stacked: "
+                "blocker(torch.stack(x), y))"
+            ) from error
+
+    def _unbound(self, args: Any, kwargs: Any) -> str:
+        """Why forward cannot be called like this; "" if it can."""
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return str(error)
+        return ""
 
     def bind(self, args: Any, kwargs: Any) -> dict[str, list[Any]] | None:
         """The call's arguments by the names of the parameters, flat; the same however they are passed."""

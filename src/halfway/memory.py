@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .config import plain_settings
 from .ranks import ALONE, Arriving, Ranks
 
 # A memory does not grow beyond so many samples: such ids are hashes, not positions.
@@ -29,6 +30,7 @@ class SampleMemory:
         unknown: what stands for a sample nobody has written yet.
     """
 
+    @plain_settings
     def __init__(self, width: int = 1, num_samples: int | None = None, unknown: float = float("nan")) -> None:
         if width < 1 or (num_samples is not None and num_samples < 1):
             raise ValueError(f"width and num_samples must be at least 1, got width={width}, num_samples={num_samples}")

@@ -9,7 +9,6 @@ Shape suffixes: N samples of the data set, M retained, B of a batch. R ranks.
 
 from __future__ import annotations
 
-import json
 import operator
 import warnings
 from collections.abc import Iterator, Sized
@@ -21,10 +20,10 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .. import functional as PF
-from ..config import refuse_another
+from ..config import as_json, plain_settings, refuse_another, share, whole
 from ..memory import SampleMemory
 from ..ranks import Ranks
-from ..schedule import Schedule
+from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from .weights import Index
 
@@ -96,6 +95,12 @@ class EpochSampler(Sampler[int]):
     reweights: ClassVar[bool] = False
     memory: SampleMemory | None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = plain_settings(cls.__init__)  # type: ignore[method-assign]
+
+    @plain_settings
     def __init__(
         self,
         data: int | Sized,
@@ -107,16 +112,15 @@ class EpochSampler(Sampler[int]):
         timeout: float = 300.0,
         shuffle: bool = True,
     ) -> None:
-        if not 0 <= prune_ratio < 1:
-            raise ValueError(f"prune_ratio is the share of samples to prune and must be in [0, 1), got {prune_ratio}")
+        check_schedule(schedule)
         if schedule is not None and schedule.unit != "epoch":
             raise ValueError(
                 f"a sampler decides before each epoch, but {schedule} counts steps; use Schedule(..., unit='epoch')"
             )
         self.num_samples = _length(data)
-        self.prune_ratio = prune_ratio
+        self.prune_ratio = share("prune_ratio", prune_ratio)
         self.schedule = schedule or Schedule()
-        self.seed = operator.index(seed)
+        self.seed = seed
         self.shuffle = shuffle
         self.memory = None
         self._epoch: int | None = None
@@ -127,6 +131,7 @@ class EpochSampler(Sampler[int]):
         self._weights_there: Tensor | None = None  # the same where ids are, made when they are asked for
         self._counters = dict.fromkeys(sorted(_COUNTERS), 0)
         self._warned = False
+        as_json(self._config(), "sampler")  # an error now rather than at the first checkpoint
         self.ranks = Ranks(process_group, timeout, type(self).__name__, "observe losses")
         if self.retained_count < self.ranks.size:
             self.ranks.close()
@@ -174,7 +179,7 @@ class EpochSampler(Sampler[int]):
             skip: samples of this rank that were trained on in this epoch before an interruption. What is left of the
                 same order follows. (R ranks that have done `skip` each have used up the first R * `skip` of the order.)
         """
-        epoch, skip = _whole("epoch", epoch), _whole("skip", skip)
+        epoch, skip = _from_0("epoch", epoch), _from_0("skip", skip)
         if self.memory is not None:
             self.memory.check()
         if epoch != self._epoch:
@@ -260,7 +265,7 @@ class EpochSampler(Sampler[int]):
             memory = {key: value.clone() for key, value in self.memory.state_dict().items()}
         return {
             "version": _STATE_VERSION,
-            "config": json.dumps(self._config()),
+            "config": as_json(self._config(), "sampler"),
             "epoch": self._epoch,
             "pruning": self._pruning,
             "retained": self._retained_N.clone(),
@@ -401,11 +406,8 @@ def _length(data: Any) -> int:
     return size
 
 
-def _whole(what: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} must be a whole number, got {value!r}") from None
+def _from_0(what: str, value: Any) -> int:
+    number = whole(what, value)
     if number < 0:
         raise ValueError(f"{what} must be at least 0, got {number}")
     return number

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as PF
+from ..config import plain_settings
 from ..ranks import ALONE, Ranks
 
 
@@ -76,6 +77,11 @@ class Selector:
     wants_targets: Wish = "no"
     wants_losses: Wish = "no"
     target: int | str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = plain_settings(cls.__init__)  # type: ignore[method-assign]
 
     def bind(self, layer_name: str, layer: nn.Module) -> None:
         """Told once, by the blocker, where the features will come from."""

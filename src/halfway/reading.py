@@ -1,0 +1,164 @@
+"""How the lists and tuples of a batch are read: with one entry per sample, or as parts that each hold all samples.
+
+    [{"boxes": (3, 4)}, {"boxes": (1, 4)}, ...]   one mapping (dataclass, object) per sample, whatever is in it
+    ["a.png", "b.png", ...]                       one plain value per sample
+    [(3, 50, 70), (3, 64, 64), ...]               one tensor per sample
+    [(N, 10), (N,)]                               two parts: what `default_collate` makes of a tuple in a sample
+
+What a list holds is told by types where types tell it, and only for lists of tensors by sizes. Sizes may coincide: of
+N tensors with N rows each either reading is possible (three images of three channels; two samples with two boxes
+each). Then the rest of the batch decides, or how the same list was read in earlier batches. If neither tells, that is
+an error: a wrong guess would pair the wrong targets with the wrong images.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+Verdict = Literal["samples", "parts", "either"]
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+
+
+class Readings:
+    """How the lists of a blocker's batches were read so far, by place in the batch: decides where sizes cannot."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bool] = {}
+
+    def known(self, path: str) -> bool | None:
+        """Whether the list at this place held one entry per sample; None if nobody knows."""
+        return self._known.get(path)
+
+    def learn(self, found: Mapping[str, bool]) -> None:
+        self._known.update(found)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The leaves of a nested structure, in order."""
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from leaves(value)
+    elif is_dataclass(tree):
+        for name in field_names(tree):
+            yield from leaves(getattr(tree, name))
+    else:
+        yield tree
+
+
+def verdict(sequence: Sequence[Any], size: int) -> Verdict:
+    """What the types and sizes in a list say, in a batch of `size` samples; "samples" also for a list of them that has
+    another length, which is then an error."""
+    if not sequence:
+        return "parts"
+    found = list(leaves(sequence))
+    if all(map(is_scalar, found)):
+        return "samples"
+    arrays = [leaf for leaf in found if is_sized(leaf)]
+    batched = bool(arrays) and all(leaf.ndim > 0 and len(leaf) == size for leaf in arrays)
+    if has_records(sequence) and not batched:
+        return "samples"
+    if len(sequence) != size:
+        return "parts"
+    if not batched:
+        return "samples"
+    return "either" if _alike(sequence) else "parts"
+
+
+def has_records(sequence: Any) -> bool:
+    """Whether this is a list of mappings, dataclasses, named tuples or objects, or of lists of them; entries may be
+    missing (None, or an empty list)."""
+    if not _is_list(sequence):
+        return False
+    there = [entry for entry in sequence if entry is not None and not (isinstance(entry, (list, tuple)) and not entry)]
+    return bool(there) and all(_is_record(entry) for entry in there)
+
+
+def _is_record(entry: Any) -> bool:
+    if _is_list(entry):
+        return has_records(entry)
+    return not is_scalar(entry) and not is_sized(entry)
+
+
+def _alike(sequence: Sequence[Any]) -> bool:
+    """Whether entries may be samples of one kind. Images and their labels, as two parts, differ in type or axes."""
+    return len({(leaf.dtype, leaf.ndim) for leaf in sequence if is_sized(leaf)}) < 2
+
+
+def direct_length(tree: Any) -> int | None:
+    """The length of the first tensor or array that is not in a list: nobody doubts what its first axis is."""
+    sizes = (len(part) for part in _outside_lists(tree) if is_sized(part) and part.ndim > 0)
+    return next(sizes, None)
+
+
+def listed_length(tree: Any) -> int | None:
+    """The length of the first list of mappings or other records, or of plain values: it has one entry per sample."""
+    lists = (part for part in _outside_lists(tree) if _is_list(part) and part)
+    return next((len(part) for part in lists if has_records(part) or all(map(is_scalar, leaves(part)))), None)
+
+
+def counted_length(tree: Any) -> int | None:
+    """The length of the first list that is empty or has tensors in it."""
+    lists = (part for part in _outside_lists(tree) if _is_list(part))
+    return next((len(p) for p in lists if not p or any(isinstance(leaf, Tensor) for leaf in leaves(p))), None)
+
+
+def _outside_lists(tree: Any) -> Iterator[Any]:
+    """What a structure is made of, where lists and tuples are not looked into: mappings and other records have one
+    field for each thing, so nobody wonders how to read them."""
+    entries: Any = None
+    if isinstance(tree, Mapping):
+        entries = tree.values()
+    elif hasattr(tree, "_fields"):
+        entries = tree
+    elif is_dataclass(tree):
+        entries = [getattr(tree, name) for name in field_names(tree)]
+    if entries is None:
+        yield tree
+        return
+    for entry in entries:
+        yield from _outside_lists(entry)
+
+
+def _is_list(tree: Any) -> bool:
+    return isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields")
+
+
+def is_dataclass(obj: Any) -> bool:
+    return dataclasses.is_dataclass(obj) and not isinstance(obj, type)
+
+
+def field_names(obj: Any) -> list[str]:
+    """The fields of a dataclass instance that have a value; one that `__init__` leaves out may have none."""
+    return [field.name for field in dataclasses.fields(obj) if hasattr(obj, field.name)]
+
+
+def is_scalar(obj: Any) -> bool:
+    """Whether this is one plain value: a number, a word, None."""
+    if is_sized(obj):
+        return obj.ndim == 0
+    numpy = sys.modules.get("numpy")
+    return isinstance(obj, _PLAIN) or (numpy is not None and isinstance(obj, numpy.generic))
+
+
+def is_plain(obj: Any) -> bool:
+    """Whether this is a number, a word or None, and no tensor or array."""
+    return not is_sized(obj) and is_scalar(obj)
+
+
+def is_sized(obj: Any) -> bool:
+    """Whether this is a tensor or an array."""
+    return isinstance(obj, Tensor) or is_array(obj)
+
+
+def is_array(obj: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, numpy.ndarray)
