@@ -331,6 +331,27 @@ def test_models_are_never_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert models.build("vit_b_16", size=96).image_size == 96
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("inception_v3", 299), ("efficientnet_b1", 240), ("resnet50", 224), ("r3d_18", 224), ("deeplabv3_resnet50", 224)],
+)
+def test_the_default_size_is_what_the_model_is_made_for(name: str, size: int) -> None:
+    pytest.importorskip("torchvision")
+    assert models.Source(name, None, None, "float32").shape == (3, size, size)
+
+
+@pytest.mark.filterwarnings("ignore:The default weight initialization:FutureWarning")
+def test_layers_of_inception_are_those_of_its_trunk(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchvision")
+    code, out, _ = run(capsys, "layers", "inception_v3", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["input"] == [3, 299, 299]
+    names = [row["name"] for row in found["layers"]]
+    assert {"Conv2d_1a_3x3", "Mixed_6e", "Mixed_7c"} <= set(names)
+    assert not [name for name in names if name.startswith("AuxLogits")]
+
+
 def test_timm_models_take_the_image_size() -> None:
     pytest.importorskip("timm")
     source = models.Source("vit_tiny_patch16_384", None, None, "float32")

@@ -248,6 +248,63 @@ def test_layers_that_do_not_return_one_float_tensor_with_the_batch_first_are_lef
     assert [row.name for row in layers(Odd(), torch.randn(2, 4))] == ["fine"]
 
 
+class TwoHeads(nn.Module):
+    """An auxiliary head of two layers, before or after the rest of the model; the outputs in either order."""
+
+    def __init__(self, early: bool, main_first: bool) -> None:
+        super().__init__()
+        self.early, self.main_first = early, main_first
+        self.stem, self.body, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.aux = nn.Sequential(nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 3))
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.stem(x)
+        aux = self.aux(h) if self.early else None
+        out = self.out(self.body(h).relu_())
+        aux = self.aux(h) if aux is None else aux
+        return (out, aux) if self.main_first else {"aux": aux, "out": out}
+
+
+@pytest.mark.parametrize("main_first", [True, False])
+@pytest.mark.parametrize("early", [True, False])
+def test_auxiliary_heads_are_no_cuts_wherever_they_run(early: bool, main_first: bool) -> None:
+    table = layers(TwoHeads(early, main_first), torch.randn(5, 4))
+    assert [row.name for row in table] == ["stem", "body"]
+    # stem, body, out and aux per sample, forward and backward; there is no gradient of the input.
+    stem, body, out, aux = (2.0 * n for n in (4 * 8, 8 * 8, 8 * 3, 8 * 2 + 2 * 3))
+    whole = 2 * stem + 3 * (body + out + aux)
+    assert table[0].shallow_share == pytest.approx(stem / whole)
+    assert table[1].shallow_share == pytest.approx((stem + body + (aux if early else 0)) / whole)
+
+
+def test_what_does_not_depend_on_the_batch_is_no_cut() -> None:
+    class Positions(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones(len(x), 4).matmul(torch.ones(4, 4))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions, self.mix, self.out = Positions(), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.mix(x + self.positions(x)))
+
+    assert [row.name for row in layers(Model(), torch.randn(5, 4))] == ["mix"]
+
+
+def test_an_output_that_no_operation_shows_rules_nothing_out() -> None:
+    class Escapes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.from_numpy(self.out(self.stem(x)).detach().numpy().copy())
+
+    assert [row.name for row in layers(Escapes(), torch.randn(5, 4))] == ["stem"]
+
+
 def test_a_dict_is_keyword_arguments() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

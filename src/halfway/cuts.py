@@ -95,9 +95,10 @@ class Layers(Sequence[Layer]):
 def layers(model: nn.Module, *example: Any, schedule: Schedule | None = None, length: int | None = None) -> Layers:
     """Every sensible cut of a model with what it would cost. `print` it for a table.
 
-    A sensible cut runs exactly once per forward pass, returns one floating point tensor with the batch first, is not
-    the model's output, and does not lie within a branch of a block (a residual connection leads around it). Of several
-    with equal cost the outermost stands for all; a stage of a timm model always stands for itself.
+    A sensible cut runs exactly once per forward pass, returns one floating point tensor with the batch first, leads to
+    the model's output (of several the one that took the most FLOPs: auxiliary heads are no place to cut) without being
+    it, and does not lie within a branch of a block (a residual connection leads around it). Of several with equal cost
+    the outermost stands for all; a stage of a timm model always stands for itself.
 
     One forward pass is counted, in the mode (train or eval) the model is in, and leaves no trace. On the meta device
     (model and example) it takes no memory and next to no time; attention is not fused there, so its backward pass
@@ -147,7 +148,8 @@ class _Exit:
     """The end of a module's call.
 
     shape: of its output, () if that is no place to cut. memory: the storages of its output.
-    flops: of the forward pass so far. inside: of this call alone. clock: operations so far.
+    flops: of the forward pass so far. inside: of this call alone. clock: operations so far. made: the operation that
+    made its output, 0 if that is an input, -1 if it does not depend on the batch.
     around: the modules it was called in. bypassed_in: the innermost ones in which something else was handed past it.
     """
 
@@ -158,6 +160,7 @@ class _Exit:
     flops: float
     inside: float
     clock: int
+    made: int
     around: list[nn.Module]
     bypassed_in: set[nn.Module] = field(default_factory=set)
 
@@ -176,6 +179,8 @@ class _Survey(Meter):
 
     To see the latter, it follows all tensors that depend on the batch: an operation within a module M that reads one
     which is older than the end of some part of M, and is not that part's output, goes around that part.
+
+    What a tensor depends on is a set of operations, as the bits of a number: bit i for the i-th, bit 0 for the inputs.
     """
 
     def __init__(self, root: nn.Module, size: int, inputs: Any) -> None:
@@ -185,7 +190,10 @@ class _Survey(Meter):
         self._exits: list[_Exit] = []
         self._open: list[_Frame] = []
         self._clock = 0
-        self._born = {_storage(t): 0 for t in _tensors(inputs)}
+        self._root = root
+        self._sources = {_storage(t): 1 for t in _tensors(inputs)}
+        self._spent = [0.0]  # by operation
+        self._main = 0  # what the output depends on, of several the one that took the most
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -208,6 +216,9 @@ class _Survey(Meter):
         if module not in self._names:
             return
         frame = self._open.pop()
+        if module is self._root:
+            found = [self._sources.get(_storage(t), 0) for t in _tensors(output)]
+            self._main = max(found, key=self._flops_of, default=0)
         usable = isinstance(output, Tensor) and output.is_floating_point() and output.ndim > 1
         shape = tuple(output.shape) if usable and output.shape[0] == self._size else ()
         self._exits.append(
@@ -219,23 +230,28 @@ class _Survey(Meter):
                 flops=self.forward,
                 inside=self.forward - frame.flops,
                 clock=self._clock,
+                made=max((_latest(self._sources.get(_storage(t), 0)) for t in _tensors(output)), default=-1),
                 around=[f.module for f in self._open[1:]],
             )
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.forward
         out = super().__torch_dispatch__(func, types, args, kwargs)
         self._clock += 1
-        read = {s for s in map(_storage, _tensors((args, kwargs))) if s in self._born}
+        self._spent.append(self.forward - before)
+        read = {s for s in map(_storage, _tensors((args, kwargs))) if s in self._sources}
+        sources = 1 << self._clock
         for storage in read:
             self._note_bypassed(storage)
+            sources |= self._sources[storage]
         writes = bool(ops.traits(func).written)
         for storage in map(_storage, _tensors(out)):
             if storage in read and not writes:
                 continue  # a view
-            self._born.pop(storage, None)  # a freed tensor's, whose place this one took
+            self._sources.pop(storage, None)  # a freed tensor's, whose place this one took
             if read:
-                self._born[storage] = self._clock
+                self._sources[storage] = sources
         return out
 
     def _note_bypassed(self, storage: int) -> None:
@@ -244,7 +260,7 @@ class _Survey(Meter):
             while depth > 0 and self._open[depth].first > i:
                 depth -= 1
             ended = self._exits[i]
-            if depth <= 0 or ended.clock < self._born[storage]:
+            if depth <= 0 or ended.clock < _latest(self._sources[storage]):
                 return
             if storage not in ended.memory:
                 ended.bypassed_in.add(self._open[depth].module)
@@ -255,15 +271,21 @@ class _Survey(Meter):
         # A connection within a block rules out what it leads around. One within most of the model (U-Net) does not.
         large = {e.module for e in self._exits if e.inside >= self.forward / 2}
         blocks = {type(m) for e in self._exits for m in e.bypassed_in - large}
+        # An output that does not depend on the batch, as far as can be seen, tells nothing: then all lead to it.
+        main = self._main or (1 << self._clock + 1) - 1
+        end = max((i for i, flops in enumerate(self._spent) if flops and main >> i & 1), default=0)
         at_cost: dict[float, list[_Exit]] = {}
         for e in self._exits:
             # Also in a block of the same kind that happens to have no such connection, as where the resolution falls.
             branch = any(type(m) in blocks for m in e.around if m not in large)
-            last = e.flops == self.forward
+            onward = e.made >= 0 and main >> e.made & 1 and e.clock < end
             shown = e.name in stages or not _is_trivial(e.module)
-            if e.name and e.shape and calls[e.module] == 1 and shown and not (branch or last):
+            if e.name and e.shape and calls[e.module] == 1 and shown and onward and not branch:
                 at_cost.setdefault(e.flops, []).append(e)
         return [e for same in at_cost.values() for e in _standing(same, stages)]
+
+    def _flops_of(self, sources: int) -> float:
+        return sum(flops for i, flops in enumerate(self._spent) if flops and sources >> i & 1)
 
 
 def _standing(same: list[_Exit], stages: Container[str]) -> list[_Exit]:
@@ -291,6 +313,11 @@ def _is_trivial(module: nn.Module) -> bool:
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in batch.leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _latest(sources: int) -> int:
+    """The last operation of a set; -1 if there is none."""
+    return sources.bit_length() - 1
 
 
 def _storage(t: Tensor) -> int:

@@ -22,6 +22,8 @@ List every sensible cut of a model with what blocking there would cost, before a
   p=0.3    cost of a step that prunes 30 % of its samples: (1 - p) + p * F/T, where 1 is training on all samples
   run p=   cost of a whole run, in whose first and last epochs nothing is pruned (--schedule, --length)
 
+Auxiliary heads, and what lies within a branch of a block, are no places to cut and not listed.
+
 A shallow cut costs next to nothing but shows features that know little; cuts with F/T up to about 0.1 are usual.
 """
 _EPILOG = """\

@@ -94,10 +94,15 @@ def random_input(
 
 
 def _native_size(name: str) -> int:
-    """The image size a timm model is made for; the usual one for all others."""
-    torchvision = _library("torchvision.models")
-    if ":" in name or (torchvision is not None and name in torchvision.list_models()):
+    """The image size a model of torchvision's or timm's is made for; the usual one where that is not known."""
+    if ":" in name:
         return _USUAL_SIZE
+    torchvision = _library("torchvision.models")
+    if torchvision is not None and name in torchvision.list_models():
+        # That of its first weights; later ones may have been trained at another size. Only classifiers say one number.
+        first = next(iter(torchvision.get_model_weights(name)), None)
+        size = getattr(getattr(first, "transforms", None), "keywords", {}).get("crop_size")
+        return size if isinstance(size, int) else _USUAL_SIZE
     timm = _library("timm")
     known = timm.get_pretrained_cfg(name) if timm is not None and timm.is_model(name) else None
     return known.input_size[-1] if known is not None else _USUAL_SIZE
