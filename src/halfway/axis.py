@@ -10,8 +10,9 @@ nothing. So the axis itself is followed. Every memory is
 
 An output has the sample axis if its shape scales with the number of samples, which the same program on N and on S of
 them shows. Rows in and no axis out is a reduction over the batch. So is an operation along that axis (`cumsum(0)`), and
-a shape that does not scale as one part per sample would (`x @ x.T`). What is made of something mixed is mixed. In-place
-writes count for the whole memory, and for its views.
+a shape that does not scale as one part per sample would (`x @ x.T`). A constant that is not the same for all samples
+numbers them (`arange(len(x))`), and who leaves the batch changes the others' numbers. What is made of something mixed
+is mixed. In-place writes count for the whole memory, and for its views.
 
 This cannot see an operation that keeps the axis and reorders it by its own values (`x[perm]`): that is what `rehearsal`
 compares values for. The two together are the proof.
@@ -22,13 +23,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import ops
 from .plan import candidates
-from .sandbox import memory, tensors_in, written_tensors
-from .sharding import local
+from .sandbox import tensors_in, written_tensors
+from .sharding import local, memory
+
+aten = torch.ops.aten
 
 
 class Reading(NamedTuple):
@@ -36,12 +40,16 @@ class Reading(NamedTuple):
 
     mixed: why some of it is, or "". rows: whether some of it has a part per sample.
     memories: where it lies. first: the shape of the first argument, if that is a tensor.
+    numbered: which of it numbers the samples, or "".
+    leaves: whether it also writes to memory that lasts, as an observer of extremes does.
     """
 
     mixed: str
     rows: bool
     memories: set[int]
     first: Any
+    numbered: str = ""
+    leaves: bool = False
 
 
 class Logged(NamedTuple):
@@ -87,12 +95,14 @@ class SampleAxis:
         self._unset: set[int] = set()
         # Views of rows that lack the axis, such as x[0]: mixed as soon as something reads them.
         self._without_axis: dict[tuple[Any, ...], str] = {}
+        # Constants, or views of them, that differ from sample to sample.
+        self._numbered: dict[Any, str] = {}
         # Weak references: the data is freed, but its address is not given to another tensor.
         self._held: dict[int, StorageWeakRef] = {}
 
     def read(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """What the operation will read; to be asked before it runs."""
-        mixed, rows = "", False
+        mixed, rows, numbered = "", False, ""
         memories = set()
         written = _written(traits, args, kwargs)
         for t in tensors_in((args, kwargs)):
@@ -104,8 +114,15 @@ class SampleAxis:
                 mixed = mixed or "memory that was filled by something no dispatch mode can see"
             mixed = mixed or self._mixed.get(where) or self._without_axis.get(_view(t), "")
             rows |= where in self._rows
+            number = self._numbered.get(where) or self._numbered.get(_view(t), "")
+            if number and not (traits.logged is aten.index.Tensor and _is_arange(t)):  # x[arange(len(x)), ...] is x
+                numbered = numbered or number
         first = args[0].shape if args and isinstance(args[0], Tensor) else None
-        return Reading("", False, memories, first) if traits.value_free else Reading(mixed, rows, memories, first)
+        if traits.value_free:
+            return Reading("", False, memories, first)
+        if rows and numbered:
+            mixed = mixed or f"{numbered}, which numbers the samples"
+        return Reading(mixed, rows, memories, first, numbered, leaves=any(map(self._lasts, written)))
 
     def judge(self, reading: Reading, traits: ops.Traits, full: Logged | None, out: Any, name: str) -> list[str]:
         """For each tensor in `out` why it is mixed, or "". `full`: the operation on all samples; None for one that is
@@ -115,15 +132,17 @@ class SampleAxis:
             return [reading.mixed] * len(found)
         if full is None:
             return [""] * len(found)
-        shapes = [s for s in ([full.shapes] if isinstance(out, Tensor) else full.shapes or ()) if s is not None]
-        if reading.rows and (traits.opaque or len(shapes) != len(found)):
+        shapes = _shapes(full, out)
+        if reading.rows and reading.leaves:
+            return [f"{name}, which writes what it reads of the batch into memory that lasts"] * len(found)
+        if reading.rows and (traits.opaque or None in shapes):
             return [f"{name}, of which nobody knows whether it keeps samples apart"] * len(found)
         if reading.rows and _along_samples(full, reading.first):
             return [f"{name}, which works along the batch"] * len(found)
-        return [self._judge(reading, s, t, name) for s, t in zip(shapes, found, strict=False)]
+        return [self._judge(reading, s, t, name) for s, t in zip(shapes, found, strict=True)]
 
     def _judge(self, reading: Reading, full: Any, t: Tensor, name: str) -> str:
-        places = candidates(full, t.shape, self._size, self._retained)
+        places = candidates(full, t.shape, self._size, self._retained) if full is not None else []
         if places is None:
             return (
                 f"{name}, which gives {tuple(full)} for {self._size} samples and {tuple(t.shape)} for {self._retained}"
@@ -145,21 +164,34 @@ class SampleAxis:
         """Note what the operation has made of what it read."""
         reasons = self.judge(reading, traits, full, out, name)
         written = _written(traits, args, kwargs)
-        for t, why in zip(tensors_in(out), reasons, strict=True):
+        constant = not reading.rows and not traits.value_free
+        for t, why, shape in zip(tensors_in(out), reasons, _shapes(full, out), strict=True):
             where = memory(t)
-            if where in reading.memories and where not in written:  # a view
-                if why and not reading.mixed:
-                    self._without_axis[_view(t)] = why
-                continue
-            self._set(where, t, why, reading.rows, fresh=where not in written)
-            if traits.empty:
-                self._unset.add(where)
+            view = where in reading.memories and where not in written
+            if view and why and where not in self._mixed:
+                self._without_axis[_view(t)] = why
+            if not view:
+                self._set(where, t, why, reading.rows, fresh=where not in written)
+                if traits.empty:
+                    self._unset.add(where)
+            if constant and not why and (reading.numbered if shape is None else self._differs(shape, t)):
+                self._numbered[_view(t) if view else where] = reading.numbered or name
+        unseen = reading.mixed or (f"{name}, whose effect does not show" if reading.rows else "")
         for where in written:
             self._unset.discard(where)
-            if not reasons and reading.mixed:
-                self._mixed.setdefault(where, reading.mixed)
-            if reading.rows and self._lasts(where):
-                self._mixed.setdefault(where, f"{name}, which writes what it reads of the batch into memory that lasts")
+            why = next(filter(None, reasons), "" if reasons else unseen)
+            if why:
+                self._mixed.setdefault(where, why)
+
+    def _differs(self, full: Any, t: Tensor) -> bool:
+        """Whether a constant that has the sample axis may not be the same for all samples. `full`: its shape on N."""
+        places = candidates(full, t.shape, self._size, self._retained)
+        if not places or not t.stride(places[0].dim):
+            return False
+        if self._retained == 1:  # nothing to compare it with
+            return True
+        parts = (place.first(t, self._retained) for place in places[:2])
+        return all(bool((part != part[:1]).any()) for part in parts)
 
     def keep(self, t: Tensor, like: Tensor) -> None:
         """`t` is what `like` is: a normalisation with given statistics."""
@@ -176,12 +208,26 @@ class SampleAxis:
             self._held[where] = StorageWeakRef(local(t).untyped_storage())
         if fresh:
             self._mixed.pop(where, None)
+            self._numbered.pop(where, None)
             self._rows.discard(where)
             self._unset.discard(where)
         if why:
             self._mixed.setdefault(where, why)
         elif rows:
             self._rows.add(where)
+
+
+def _shapes(full: Logged | None, out: Any) -> list[Any]:
+    """The shapes that the tensors in `out` have on N samples; None where that is not known."""
+    count = sum(1 for _ in tensors_in(out))
+    logged = [] if full is None else [full.shapes] if isinstance(out, Tensor) else full.shapes or ()
+    shapes = [s for s in logged if s is not None]
+    return shapes if len(shapes) == count else [None] * count
+
+
+def _is_arange(t: Tensor) -> bool:
+    flat = t.flatten()
+    return not t.is_floating_point() and bool((flat == torch.arange(len(flat), device=t.device)).all())
 
 
 def _along_samples(full: Logged, part: Any) -> bool:

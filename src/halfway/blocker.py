@@ -250,8 +250,8 @@ class ForwardBlocker(Joinable):
 
     def _warn_skipped(self) -> None:
         warnings.warn(
-            f"layer {self._layer_name!r} did not run in this batch (layer drop?), so nothing could be scored and all samples "
-            "were retained; cut at a layer that always runs",
+            f"layer {self._layer_name!r} did not run in this batch (layer drop?), so nothing could be scored and "
+            "all samples were retained; cut at a layer that always runs",
             stacklevel=4,
         )
 

@@ -6,8 +6,9 @@ attributes of a module are a dict, so are its hooks, parameters and submodules. 
 that a flag and what it stands for ("hooks are installed") cannot come apart.
 
 In every step the attributes of all modules are looked at, and the containers among those of the modules before the
-cut. What else a pass changes (a list in a list, the attributes of an object that a module holds) is found by an
-*audit*, which walks through everything; it is made on the first batch, and whenever the program is a new one.
+cut. What else a pass changes (a list in a list, an object that a module holds) is found by an *audit*, which walks
+through everything; it is made on the first batch, and whenever the program is a new one. Attributes in which it found
+something are then walked through in every step.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from operator import is_
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .sharding import local, sharded
+from .sharding import local, memory, sharded
 
-_CONTAINERS = (dict, list, set, deque)
+_CONTAINERS = (dict, list, set, deque, bytearray)
 # Objects of these packages keep state that cannot be read or set from outside, but that shows when they are pickled.
 _COUNTING = frozenset({"itertools", "random", "numpy", "array"})
 # An audit goes so deep, looks at so many containers, and into those of at most so many entries.
 _DEPTH, _MANY, _LONG = 5, 20_000, 1_000
 _PICKLED = 1 << 16
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Footprint:
@@ -46,11 +49,14 @@ class Footprint:
     def __init__(self, root: nn.Module) -> None:
         self._root = root
         self._known: list[tuple[nn.Module, list[Any]]] = []
-        self._changing: list[Any] = []
+        # Attributes in which an audit found something that changes: whose they are, and their names.
+        self._changing: dict[tuple[int, str], tuple[Any, str]] = {}
         self._names: dict[nn.Module, str] = {}
         self.modules: list[nn.Module] = []
         self.entered: list[nn.Module] = []
         self._holds_data = True
+        self._data: list[tuple[Tensor, Tensor]] = []
+        self._memories: set[int] = set()
         self.refresh()
 
     def refresh(self) -> bool:
@@ -78,6 +84,23 @@ class Footprint:
         owned = [d for m in self.modules for d in (m._parameters, m._buffers) if d]
         return [t for d in owned for t in d.values() if t is not None]
 
+    def data(self) -> list[tuple[Tensor, Tensor]]:
+        """All parameters and buffers, each with a second tensor that holds its present data."""
+        tensors = self.tensors()
+        same = len(tensors) == len(self._data) and all(
+            t is known and local(t).data_ptr() == local(before).data_ptr() and t.shape == before.shape
+            for t, (known, before) in zip(tensors, self._data, strict=True)
+        )
+        if not same:
+            self._data = [(t, t.detach()) for t in tensors]
+            self._memories = {memory(t) for t in tensors}
+        return self._data
+
+    def memories(self) -> set[int]:
+        """Where parameters and buffers lie."""
+        self.data()
+        return self._memories
+
     def save(self) -> Saved:
         """Everything as it is now."""
         self.refresh()
@@ -85,25 +108,34 @@ class Footprint:
         for module in self.entered:
             containers += [v for v in vars(module).values() if isinstance(v, _CONTAINERS)]
         containers += [m._modules for m, children in self._known if children]
-        return Saved(self, containers + self._changing, self.tensors() if self._holds_data else [])
+        walk = _Walk(self._names)
+        for owner, name in self._changing.values():
+            walk.through(owner, name, vars(owner).get(name) if name else vars(owner))
+        containers += [found.container for found in walk.found]
+        return Saved(self, containers, self.data() if self._holds_data else [])
 
     @contextlib.contextmanager
     def kept(self, audited: bool = False) -> Iterator[None]:
         """Whatever happens in here is taken back. If `audited`, everything that the model holds is looked at."""
         saved = self.save()
-        walk = _walk(self.modules, self._names) if audited else _Walk([], [])
-        contents = [(container, _copy(container)) for container in walk.containers]
+        walk = _Walk(self._names)
+        if audited:
+            for module in self.modules:
+                for name, value in vars(module).items():
+                    walk.through(module, name, value)
+            for t in self.tensors():
+                walk.through(t, "", vars(t))
+        contents = [(found, _copy(found.container)) for found in walk.found]
         try:
             yield
         finally:
-            changed = [(container, copy) for container, copy in contents if _changed(container, copy)]
-            for container, copy in changed:
-                _put_back(container, copy)
+            for found, copy in contents:
+                if _changed(found.container, copy):
+                    _put_back(found.container, copy)
+                    self._changing[id(found.owner), found.name] = found.owner, found.name
             saved.restore()
-            known = {id(container) for container in self._changing}
-            self._changing += [container for container, _ in changed if id(container) not in known]
-        for path, found, pickled in walk.opaque:
-            if _pickled(found) != pickled:
+        for path, found, before in walk.opaque:
+            if _shown(found) != before:
                 raise TypeError(
                     f"{path} is a {type(found).__name__} that the forward pass changes and that halfway cannot put "
                     "back, so it would change more than once per step; draw from the global generators instead, count "
@@ -114,7 +146,7 @@ class Footprint:
 class Saved:
     """The containers and the data of parameters at one moment."""
 
-    def __init__(self, footprint: Footprint, containers: Iterable[Any], tensors: list[Tensor]) -> None:
+    def __init__(self, footprint: Footprint, containers: Iterable[Any], data: list[tuple[Tensor, Tensor]]) -> None:
         self._footprint = footprint
         self._contents: list[tuple[Any, Any]] = []
         self._empty: list[Any] = []
@@ -123,7 +155,7 @@ class Saved:
                 self._contents.append((container, _copy(container)))
             else:
                 self._empty.append(container)
-        self._data = [(t, t.detach()) for t in tensors]
+        self._data = [(t, before, t.requires_grad) for t, before in data]
         self._next_hook = RemovableHandle.next_id
 
     def restore(self) -> None:
@@ -133,60 +165,78 @@ class Saved:
         for container in self._empty:
             if container:
                 container.clear()
-        for t, before in self._data:
+        for t, before, needs_gradient in self._data:
             if local(t).data_ptr() != local(before).data_ptr() or t.shape != before.shape:
                 t.data = before
+            if t.requires_grad is not needs_gradient:
+                t.requires_grad_(needs_gradient)
         if RemovableHandle.next_id != self._next_hook:
             self._remove_hooks()
 
     def _remove_hooks(self) -> None:
-        """Those registered since: on modules behind the cut, whose containers were not saved."""
-        for module in self._footprint.modules:
-            for name in _HOOKS:
-                hooks = getattr(module, name)
+        """Those registered since: on modules behind the cut, whose containers were not saved, and on parameters."""
+        owners = [(m, _HOOKS) for m in self._footprint.modules] + [(t, _TENSOR_HOOKS) for t, _, _ in self._data]
+        for owner, names in owners:
+            for name in names:
+                hooks = getattr(owner, name) or {}
                 for key in [k for k in hooks if k >= self._next_hook]:
                     del hooks[key]
 
 
-class _Walk(NamedTuple):
-    """containers: all that were found. opaque: objects that can only be pickled, with path and pickle."""
+class _Found(NamedTuple):
+    """A container, and the attribute it was found in."""
 
-    containers: list[Any]
-    opaque: list[tuple[str, Any, bytes]]
+    owner: Any
+    name: str
+    container: Any
 
 
-def _walk(modules: list[nn.Module], names: dict[nn.Module, str]) -> _Walk:
-    """Everything that modules hold: containers, and objects of the model's own package."""
-    found = _Walk([], [])
-    seen: set[int] = set()
-    for module in modules:
-        package = type(module).__module__.partition(".")[0]
-        name = names.get(module, "")
-        waiting: list[tuple[str, Any, int]] = [(name or type(module).__name__, vars(module), 0)]
-        while waiting and len(found.containers) < _MANY:
+class _Walk:
+    """Goes through what modules hold: containers, and objects of the model's own package.
+
+    Attributes:
+        found: the containers.
+        opaque: objects that cannot be looked into, with their path and what they show of themselves.
+    """
+
+    def __init__(self, names: dict[nn.Module, str]) -> None:
+        self.found: list[_Found] = []
+        self.opaque: list[tuple[str, Any, bytes]] = []
+        self._names = names
+        self._seen: set[int] = set()
+
+    def through(self, owner: Any, name: str, value: Any) -> None:
+        """Walk through one attribute of a module (or a parameter)."""
+        package = type(owner).__module__.partition(".")[0]
+        module = self._names.get(owner, "") if isinstance(owner, nn.Module) else type(owner).__name__
+        waiting: list[tuple[str, Any, int]] = [(f"{module or type(owner).__name__}.{name}", value, 0)]
+        while waiting and len(self.found) < _MANY:
             path, value, depth = waiting.pop()
-            if id(value) in seen or isinstance(value, (Tensor, nn.Module, type, str)):
+            if id(value) in self._seen or isinstance(value, (Tensor, type, str)) or value is None:
                 continue
-            seen.add(id(value))
+            self._seen.add(id(value))
             if isinstance(value, tuple):
                 waiting += [(f"{path}[{i}]", v, depth + 1) for i, v in enumerate(value[:_LONG])]
             elif isinstance(value, _CONTAINERS) or _is_array(value):
-                found.containers.append(value)
-                if depth < _DEPTH and len(value) <= _LONG and not _is_array(value):
-                    waiting += [(p, v, depth + 1) for p, v in _entries(path, value, depth)]
+                self.found.append(_Found(owner, name, value))
+                if depth < _DEPTH and len(value) <= _LONG:
+                    waiting += [(p, v, depth + 1) for p, v in _entries(path, value)]
+            elif isinstance(value, nn.Module):
+                if value not in self._names:  # those are walked through by themselves
+                    waiting.append((path, vars(value), depth + 1))
             else:
                 home = type(value).__module__.partition(".")[0]
-                if home in _COUNTING:
-                    found.opaque.append((path, value, _pickled(value)))
-                elif home in (package, "types") and hasattr(value, "__dict__") and not callable(value):
+                own = home in (package, "types") and not callable(value)
+                if own and hasattr(value, "__dict__"):
                     waiting.append((path, vars(value), depth + 1))
-    return found
+                elif own or home in _COUNTING or hasattr(value, "__next__"):
+                    self.opaque.append((path, value, _shown(value)))
 
 
-def _entries(path: str, container: Any, depth: int) -> list[tuple[str, Any]]:
+def _entries(path: str, container: Any) -> list[tuple[str, Any]]:
     if isinstance(container, dict):
-        return [(f"{path}.{k}" if depth == 0 else f"{path}[{k!r}]", v) for k, v in container.items()]
-    return [(f"{path}[{i}]", v) for i, v in enumerate(container)]
+        return [(f"{path}[{k!r}]", v) for k, v in container.items()]
+    return [(f"{path}[{i}]", v) for i, v in enumerate(container)] if isinstance(container, (list, set, deque)) else []
 
 
 class _Bounded(io.BytesIO):
@@ -196,7 +246,11 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def _pickled(value: Any) -> bytes:
+def _shown(value: Any) -> bytes:
+    """What an object shows of its state when it is pickled; a generator, which cannot be, by its frame."""
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return b"" if frame is None else b"%d" % frame.f_lasti + _shown(list(frame.f_locals.values()))
     into = _Bounded()
     try:
         pickle.Pickler(into, protocol=4).dump(value)
@@ -219,6 +273,8 @@ def _copy(container: Any) -> Any:
         return dict(container)
     if isinstance(container, (list, deque)):
         return list(container)
+    if isinstance(container, bytearray):
+        return bytes(container)
     return set(container) if isinstance(container, set) else container.copy()
 
 
@@ -227,7 +283,7 @@ def _changed(container: Any, copy: Any) -> bool:
         return not (_same_values(container, list(copy.values())) and all(map(is_, container, copy)))
     if isinstance(container, (list, deque)):
         return not (len(container) == len(copy) and all(map(is_, container, copy)))
-    return container != copy if isinstance(container, set) else container.tobytes() != copy.tobytes()
+    return container != copy if isinstance(container, (set, bytearray)) else container.tobytes() != copy.tobytes()
 
 
 def _put_back(container: Any, copy: Any) -> None:
@@ -239,7 +295,7 @@ def _put_back(container: Any, copy: Any) -> None:
     elif isinstance(container, dict):
         dict.clear(container)
         dict.update(container, copy)
-    elif isinstance(container, list):
+    elif isinstance(container, (list, bytearray)):
         container[:] = copy
     elif isinstance(container, deque):
         container.clear()

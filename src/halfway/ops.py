@@ -43,7 +43,7 @@ _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_thnn_fused_lstm_
 # Operations whose outputs depend on the shapes of their inputs, not on values; EMPTY ones are not even set.
 _VALUE_FREE = (
     *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "empty_like", "zeros_like", "ones_like"),
-    *("full_like", "rand_like", "randn_like", "randint_like", "lift_fresh"),
+    *("full_like", "rand_like", "randn_like", "randint_like", "zeros", "ones", "full", "scalar_tensor"),
 )
 _EMPTY = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted")
 # Operations that hand on what they get, and run or not depending on memory layouts and on autocast's cache.
@@ -51,6 +51,7 @@ _TRANSPARENT = ("_to_copy", "detach", "alias", "clone", "lift_fresh")
 _RESHAPING = ("_unsafe_view", "_reshape_alias", "reshape")
 # They take a `dim` only to put things side by side or apart; that shows in the shapes.
 _STRUCTURAL = ("cat", "stack", "unbind_copy", "split_copy", "split_with_sizes_copy", "select_copy", "slice_copy")
+_REDIRECTING = ("set_", "resize_", "resize_as_")
 # Who else but PyTorch is known to treat samples apart.
 _KNOWN_NAMESPACES = ("aten", "prims", "torchvision")
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
@@ -75,6 +76,7 @@ class Traits(NamedTuple):
     dim: position of the argument that names the axis it works along; None if it has none, or only reshapes.
     value_free, empty: whether its outputs do not depend on values, whether they are not set at all.
     opaque: whether nobody knows what it does to the sample axis.
+    redirects: whether it gives a tensor other memory.
     """
 
     kind: Kind
@@ -86,6 +88,7 @@ class Traits(NamedTuple):
     value_free: bool = False
     empty: bool = False
     opaque: bool = False
+    redirects: bool = False
 
 
 @functools.cache
@@ -105,6 +108,7 @@ def traits(func: Any) -> Traits:
         value_free=name in _VALUE_FREE or name in _EMPTY,
         empty=name in _EMPTY,
         opaque=func.namespace not in _KNOWN_NAMESPACES,
+        redirects=name in _REDIRECTING,
     )
 
 

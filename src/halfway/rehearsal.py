@@ -33,8 +33,16 @@ from .tape import Diverged, Entry, Tape, new_outputs, sequence
 class Rehearsal(Replayer):
     """A replay that computes everything and learns from the comparison: fills the plan."""
 
-    def __init__(self, inputs: list[Tensor], tape: Tape, plan: Plan, indices: Tensor, layer: Callable[[], str]) -> None:
-        super().__init__(inputs, tape, plan, indices)
+    def __init__(
+        self,
+        inputs: list[Tensor],
+        owned: set[int],
+        tape: Tape,
+        plan: Plan,
+        indices: Tensor,
+        layer: Callable[[], str],
+    ) -> None:
+        super().__init__(inputs, owned, tape, plan, indices)
         self._layer = layer
         self._drawn = False
         self._axis = SampleAxis(tape.size, len(indices), inputs, self.lasts)
@@ -47,9 +55,11 @@ class Rehearsal(Replayer):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        traits = ops.traits(func)
         if self._over:
             return func(*args, **kwargs)
+        traits = ops.traits(func)
+        if traits.kind == "batch_norm":  # its statistics are not written to here
+            traits = traits._replace(written=())
         self._reading = self._axis.read(traits, args, kwargs)
         self._logged = None
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -167,13 +177,14 @@ class Swap(Replayer):
     def __init__(
         self,
         inputs: list[Tensor],
+        owned: set[int],
         tape: Tape,
         plan: Plan,
         indices: Tensor,
         untouched: Tensor,
         expected: dict[int, list[Any]] | None,
     ) -> None:
-        super().__init__(inputs, tape, plan, indices)
+        super().__init__(inputs, owned, tape, plan, indices)
         self.outputs: dict[int, list[Any]] = {}
         self._untouched = untouched
         self._expected = expected

@@ -14,6 +14,7 @@ from . import batch_norm, ops
 from .flops import Meter
 from .plan import Op, Plan, disagreement
 from .sandbox import Pass, written_tensors
+from .sharding import memory
 from .tape import Diverged, Entry, Tape, sequence
 
 aten = torch.ops.aten
@@ -28,8 +29,16 @@ class Replayer(Pass):
     `meter` is told of operations that were answered.
     """
 
-    def __init__(self, inputs: list[Tensor], tape: Tape, plan: Plan, indices: Tensor, spot: int | None = None) -> None:
-        super().__init__(inputs)
+    def __init__(
+        self,
+        inputs: list[Tensor],
+        owned: set[int],
+        tape: Tape,
+        plan: Plan,
+        indices: Tensor,
+        spot: int | None = None,
+    ) -> None:
+        super().__init__(inputs, owned)
         self.replayed = self.computed = 0
         self.computed_flops = 0.0
         self.mismatch: Tensor | None = None
@@ -42,6 +51,7 @@ class Replayer(Pass):
         self._cursor = 0
         self._steps: list[tuple[Tensor, Tensor, Tensor, float]] = []
         self._over = False
+        self._failure: Diverged | None = None
         self._circumstances = contextlib.ExitStack()
 
     @contextlib.contextmanager
@@ -70,12 +80,20 @@ class Replayer(Pass):
         if self._over:
             return func(*args, **kwargs)
         traits = ops.traits(func)
-        if traits.logged is not None:
-            self._step(func, traits)
-        out = self._run(func, traits, args, kwargs)
+        try:
+            if traits.logged is not None:
+                self._step(func, traits)
+            out = self._run(func, traits, args, kwargs)
+        except Diverged as difference:
+            raise self._failing(difference) from None
         if traits.fresh:
             self._note_birth(out)
         return out
+
+    def _failing(self, difference: Diverged) -> Diverged:
+        """What has once diverged goes on to do so, with its first reason: NumPy's conversions swallow any error."""
+        self._failure = self._failure or difference
+        return self._failure
 
     def _step(self, func: Any, traits: ops.Traits) -> None:
         """One operation further in the program; it must be the one that was rehearsed."""
@@ -95,10 +113,10 @@ class Replayer(Pass):
                 self._note_cast(args[0], out)
             return out
         entry, op = self._next(func, kind)
-        if entry.given != self._given(args):
-            raise Diverged(f"{op.describe()} is given other parameters than in the probe")
         if kind == "host":
             return self._host(func, args, kwargs, entry)
+        if entry.given != self._given(args):
+            raise Diverged(f"{op.describe()} is given other parameters than in the probe")
         if kind == "random":
             self._before_draw(func, args, kwargs)
             return self._draw(func, traits, args, kwargs, entry, op)
@@ -107,10 +125,15 @@ class Replayer(Pass):
     def read(self, name: str, original: Callable[..., Any], t: Tensor, args: Any, kwargs: Any) -> Any:
         if self._over:
             return original(t, *args, **kwargs)
-        entry, _ = self._next(name, "host")
-        expected = entry.outputs[0]
-        if t.shape != expected.shape or t.dtype != expected.dtype or not _same_values(t, expected):
-            raise Diverged(OTHER_VALUES)
+        try:
+            entry, _ = self._next(name, "host")
+            expected = entry.outputs[0]
+            if t.shape != expected.shape or t.dtype != expected.dtype or not _same_values(t, expected):
+                raise Diverged(OTHER_VALUES)
+        except Diverged as difference:
+            raise self._failing(difference) from None
+        if name != "tolist":
+            self._protect(memory(t), t)
         return original(t, *args, **kwargs)
 
     def _host(self, func: Any, args: Any, kwargs: Any, entry: Entry) -> Any:
@@ -121,6 +144,8 @@ class Replayer(Pass):
 
     def finish(self) -> None:
         """The cut is reached: the whole tape must have been used."""
+        if self._failure is not None:
+            raise self._failure
         if self._cursor != len(self._tape.entries) or self._at != len(self._plan.sequence):
             raise Diverged("the shallow part runs fewer operations than in the probe")
 

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import (
 
 from . import ops
 from .footprint import Footprint
-from .sharding import local
+from .sharding import local, memory
 
 
 class Pass(TorchDispatchMode):
@@ -36,6 +36,7 @@ class Pass(TorchDispatchMode):
 
     Args:
         inputs: the model's inputs. They belong to the caller, but are others in every pass.
+        owned: the memories of the model's parameters and buffers.
 
     Attributes:
         generators: those that operations were given to draw with, and the state they had before.
@@ -43,11 +44,13 @@ class Pass(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, inputs: list[Tensor]) -> None:
+    def __init__(self, inputs: list[Tensor], owned: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         super().__init__()
+        self._owned = owned
         self._born: set[int] = set()
         self._inputs = {memory(t) for t in inputs}
         self._undo: dict[int, tuple[Any, Any]] = {}
+        self._redirected: list[tuple[Tensor, Tensor]] = []
         self.generators: list[tuple[torch.Generator, Tensor]] = []
         self._casts: dict[int, tuple[tuple[int, int], Tensor]] = {}
 
@@ -69,6 +72,9 @@ class Pass(TorchDispatchMode):
         for storage, before in self._undo.values():
             storage.copy_(before)  # no operation on a tensor: a graph that saved one must not see its version move
         self._undo.clear()
+        for t, before in self._redirected:
+            t.data = before
+        self._redirected.clear()
 
     def read(self, name: str, original: Callable[..., Any], t: Tensor, args: Any, kwargs: Any) -> Any:
         """Somebody takes the values of a tensor to the host, by `t.name()`."""
@@ -89,6 +95,8 @@ class Pass(TorchDispatchMode):
     def _before_write(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for t in written_tensors(traits, args, kwargs):
             self._protect(memory(t), t)
+            if traits.redirects:
+                self._redirected.append((t, t.detach()))
 
     def _before_draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         generator = ops.argument(func, "generator", args, kwargs)
@@ -109,7 +117,7 @@ class Pass(TorchDispatchMode):
 
     def _origin(self, t: Any) -> tuple[int, int] | None:
         where = memory(t)
-        if self.lasts(where):
+        if where in self._owned:
             return where, t.storage_offset()
         cast = self._casts.get(where)
         return cast[0] if cast else None
@@ -135,10 +143,10 @@ class Guard(Pass):
 
 
 class HostReads:
-    """Shows the innermost pass of the reading thread each `.tolist()`, `.numpy()` (which NumPy's own conversions call)
-    and `.__dlpack__()` of a tensor. These read memory directly, so no dispatch mode can see them."""
+    """Shows the innermost pass of the reading thread each `.tolist()`, `.numpy()` (which NumPy's own conversions call),
+    and so on, of a tensor. These read memory directly, so no dispatch mode can see them."""
 
-    _NAMES = ("tolist", "numpy", "__dlpack__")
+    _NAMES = ("tolist", "numpy", "__dlpack__", "__repr__", "apply_", "map_", "map2_")
     _lock = threading.Lock()
     _watching = 0
     _originals: ClassVar[dict[str, Any]] = {}
@@ -271,11 +279,6 @@ def foreign_hooks() -> bool:
 
 def _drop(t: Tensor) -> None:
     return None
-
-
-def memory(t: Tensor) -> int:
-    """Which memory a tensor lies in: the same for all its views. (Not its address, which empty tensors share.)"""
-    return local(t).untyped_storage()._cdata
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

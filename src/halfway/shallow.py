@@ -23,9 +23,9 @@ from .modules import is_compiled
 from .plan import Plan, disagreement, tolerance
 from .rehearsal import Rehearsal, Swap
 from .replay import Replayer
-from .sandbox import Guard, HostRandom, NoGraph, TorchRandom, memory, put_back, sandbox
+from .sandbox import Guard, HostRandom, NoGraph, TorchRandom, put_back, sandbox
 from .selectors.base import not_finite
-from .sharding import local, sharded
+from .sharding import local, memory, sharded
 from .tape import Diverged, Recorder, Tape
 
 # Differences beyond this many tolerances are errors, not rounding.
@@ -142,7 +142,7 @@ class Shallow:
 
     def _probe(self, inputs: Inputs, size: int, refusal: str, graph: NoGraph | None) -> Probe:
         tensors = inputs.tensors()
-        recorder = Recorder(tensors, size)
+        recorder = Recorder(tensors, self.footprint.memories(), size)
         found: list[Any] = []
         entered: set[nn.Module] = {self.root}
 
@@ -386,7 +386,7 @@ class Shallow:
     def _rehearse(self, probe: Probe, plan: Plan, part: Inputs, rows: Tensor) -> None:
         """Run the shallow part on some of the samples and compare every operation with the tape."""
         entered = [""]
-        rehearsal = Rehearsal(part.tensors(), probe.tape, plan, rows, lambda: entered[-1])
+        rehearsal = Rehearsal(part.tensors(), self.footprint.memories(), probe.tape, plan, rows, lambda: entered[-1])
 
         def enter(module: nn.Module, args: Any) -> None:
             entered.append(self.footprint.name(module) or entered[-1])
@@ -413,7 +413,7 @@ class Shallow:
 
         def run(rows: Tensor, expected: dict[int, list[Any]] | None) -> Swap:
             inputs = cut(rows)
-            swap = Swap(inputs.tensors(), probe.tape, plan, rows, others, expected)
+            swap = Swap(inputs.tensors(), self.footprint.memories(), probe.tape, plan, rows, others, expected)
             self._pass(probe, swap, inputs, lambda output: swap.leave())
             return swap
 

@@ -1,4 +1,4 @@
-"""What FSDP2 (`fully_shard`) needs to be told, and how its parameters are looked at."""
+"""What FSDP2 (`fully_shard`) needs to be told, and how its parameters, and any other tensor, are looked at."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def sharded(root: nn.Module) -> list[Any]:
 def local(t: Tensor) -> Tensor:
     """The part of a DTensor that lies in this process; a plain tensor is itself."""
     return getattr(t, "_local_tensor", t)
+
+
+def memory(t: Tensor) -> int:
+    """Which memory a tensor lies in: the same for all its views. (Not its address, which empty tensors share.)"""
+    return local(t).untyped_storage()._cdata

@@ -48,7 +48,8 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from . import axis, batch_norm, kernels, ops
-from .sandbox import Pass, foreign_hooks, memory, written_tensors
+from .sandbox import Pass, foreign_hooks, written_tensors
+from .sharding import memory
 
 aten = torch.ops.aten
 
@@ -110,8 +111,8 @@ class Tape:
 class Recorder(Pass):
     """Runs everything, keeps what a replay will need."""
 
-    def __init__(self, inputs: list[Tensor], size: int) -> None:
-        super().__init__(inputs)
+    def __init__(self, inputs: list[Tensor], owned: set[int], size: int) -> None:
+        super().__init__(inputs, owned)
         self.tape = Tape(size)
         self._kept: dict[int, list[tuple[Entry, int]]] = {}
 
