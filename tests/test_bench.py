@@ -314,7 +314,7 @@ def test_unknown_names_get_close_ones() -> None:
 
 def test_without_the_libraries_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_library", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install halfway\[lab\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[lab\]' in a checkout of halfway"):
         models.build("resnet50")
 
 

@@ -180,7 +180,7 @@ def test_a_missing_dependency_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert main(["demo", "--out", str(tmp_path)]) == 2
-    assert "halfway[lab]" in capsys.readouterr().err
+    assert "pip install '.[lab]' in a checkout" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------- a fair contest

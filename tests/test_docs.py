@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from halfway.lab import methods
 from halfway.samplers import SAMPLERS
 from halfway.selectors import SELECTORS
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 
 
 @pytest.mark.parametrize("name", [n for n in methods.names() if n != "full"])
@@ -33,3 +35,14 @@ def test_every_method_has_a_card(kind: type) -> None:
     card = kind.__doc__ or ""
     for part in ("What:", "Source:", "Cost:", "Caveats:"):
         assert part in card, f"{kind.__name__} does not say {part}"
+
+
+def test_nobody_is_told_to_install_it_by_name() -> None:
+    """It is not on PyPI: whoever owns the name there would be installed."""
+    folders = ("docs", "src/halfway", "examples", "benchmarks")
+    pages = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    texts = {path: path.read_text() for path in pages if path.suffix in (".md", ".py", ".yaml")}
+    assert len(texts) > 50
+    wrong = re.compile(r"""pip install +["']?halfway\b""")
+    assert all(map(wrong.search, ('`pip install "halfway[lab]"`', "pip install halfway")))
+    assert [str(path) for path, text in texts.items() if wrong.search(text)] == []

@@ -129,4 +129,4 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     assert main(["recipes", "tiny-cifar10"]) == 2
     said = capsys.readouterr().err
     assert "yaml" in said
-    assert "pip install 'halfway[lab]'" in said
+    assert "pip install '.[lab]' in a checkout" in said

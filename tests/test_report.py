@@ -370,7 +370,7 @@ def test_a_missing_dependency_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["report", str(compared), "--out", str(tmp_path / "a.html")]) == 2
-    assert "halfway[lab]" in capsys.readouterr().err
+    assert "pip install '.[lab]' in a checkout" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from . import __version__
+
 _COMMANDS = ("demo", "layers", "bench", "recipes", "train", "compare", "report")
 
 # What the extra `lab` installs, by the names it is imported under.
@@ -33,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Partial Forward Blocking for PyTorch: drop redundant samples in the middle of the forward pass.",
         epilog="Start with `halfway demo`; then `halfway layers resnet50` shows what each cut of a model would save.",
     )
+    parser.add_argument("--version", action="version", version=f"halfway {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in _COMMANDS:
         importlib.import_module(f"halfway.lab.{name}_command").register(commands)
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, TypeError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _LAB
-        fix = "; pip install 'halfway[lab]' brings what this command needs" if missing else ""
+        fix = "; pip install '.[lab]' in a checkout of halfway brings what this command needs" if missing else ""
         print(f"halfway {parsed.command}: {error}{fix}", file=sys.stderr)
         return 2
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_EXTRA = "pip install halfway[lab]"
+_EXTRA = "pip install '.[lab]' in a checkout of halfway"
 # Token ids of a random example; small, so that they fit every vocabulary.
 _TOKENS = 10
 _USUAL_SIZE = 224
