@@ -134,7 +134,11 @@ class _Reader:
         if found == "either":
             return self._undecided(sequence, path)
         if found == "samples" and len(sequence) != self.size:
-            raise ValueError(_other_length(f"{path} has {len(sequence)} entries", self.size))
+            raise ValueError(
+                f"{path} has {len(sequence)} entries, but the model's input has {self.size} samples, and a list of "
+                "plain values, mappings or other objects has one for each. Pass parts that hold all samples by "
+                "themselves (blocker(x, a, b)) or in a dict, and what has nothing to do with samples to the model only"
+            )
         self.clear[path] = found == "samples"
         return self.clear[path]
 
@@ -142,8 +146,6 @@ class _Reader:
         whole, readings = self._whole, self._whole.readings
         if readings is not None and readings.known(path) is not None:
             return bool(readings.known(path))
-        if reading.has_records(sequence):
-            return True
         if readings is None:
             return False
         parts = [*whole.parts, *whole.named.values()]
@@ -242,14 +244,10 @@ def _rebuilt_dataclass(old: Any, values: dict[str, Any]) -> Any:
 
 def _check_rows(found: int, size: int, path: str) -> None:
     if found != size:
-        raise ValueError(_other_length(f"{path} has {found} entries along its first axis", size))
-
-
-def _other_length(found: str, size: int) -> str:
-    return (
-        f"{found}, but the model's input has {size} samples; everything handed to the blocker must have the batch "
-        "first (pass what does not to the model only)"
-    )
+        raise ValueError(
+            f"{path} has {found} entries along its first axis, but the model's input has {size} samples; everything "
+            "handed to the blocker must have the batch first (pass what does not to the model only)"
+        )
 
 
 class WithIds(Dataset):

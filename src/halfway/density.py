@@ -66,9 +66,10 @@ class DensityEstimator(nn.Module):
         self.update_rule = update_rule
         self.kernel_weights = kernel_weights
         self.beta = beta
-        self.register_buffer("centroids", torch.zeros(num_centroids, dim))
-        self.register_buffer("counts", torch.zeros(num_centroids, dtype=torch.int64))
-        self.register_buffer("refused", torch.zeros((), dtype=torch.bool), persistent=False)
+        # Where the samples are is known later; a default device, as in `with torch.device("meta")`, is not it.
+        self.register_buffer("centroids", torch.zeros(num_centroids, dim, device="cpu"))
+        self.register_buffer("counts", torch.zeros(num_centroids, dtype=torch.int64, device="cpu"))
+        self.register_buffer("refused", torch.zeros((), dtype=torch.bool, device="cpu"), persistent=False)
         self._arriving: Arriving | None = None
         # Known on the host, so that a step never has to ask the device how far the filling has come.
         self._filled = 0

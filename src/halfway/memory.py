@@ -37,7 +37,7 @@ class SampleMemory:
         self.width = width
         self.num_samples = num_samples
         self.unknown = unknown
-        self._values_NW = torch.full((num_samples or 0, width), unknown)
+        self._values_NW = torch.full((num_samples or 0, width), unknown, device="cpu", dtype=torch.float32)
         self._arriving: Arriving | None = None
         self._room = 0
         self._refused: Tensor | None = None
@@ -108,7 +108,7 @@ class SampleMemory:
                 "this rank has no batch at all, so it cannot take part in what the others remember; give every rank at "
                 "least one batch"
             )
-        self.write(torch.zeros(0, dtype=torch.int64), self._values_NW[:0], ranks)
+        self.write(torch.zeros(0, dtype=torch.int64, device="cpu"), self._values_NW[:0], ranks)
 
     def _make_room(self, size: int, ranks: Ranks, device: torch.device) -> None:
         if not self._room:

@@ -59,16 +59,12 @@ def verdict(sequence: Sequence[Any], size: int) -> Verdict:
     another length, which is then an error."""
     if not sequence:
         return "parts"
-    found = list(leaves(sequence))
-    if all(map(is_scalar, found)):
-        return "samples"
-    arrays = [leaf for leaf in found if is_sized(leaf)]
-    batched = bool(arrays) and all(leaf.ndim > 0 and len(leaf) == size for leaf in arrays)
-    if has_records(sequence) and not batched:
+    if has_records(sequence) or all(map(is_scalar, leaves(sequence))):
         return "samples"
     if len(sequence) != size:
         return "parts"
-    if not batched:
+    arrays = [leaf for leaf in leaves(sequence) if is_sized(leaf)]
+    if not arrays or not all(leaf.ndim > 0 and len(leaf) == size for leaf in arrays):
         return "samples"
     return "either" if _alike(sequence) else "parts"
 
@@ -89,8 +85,12 @@ def _is_record(entry: Any) -> bool:
 
 
 def _alike(sequence: Sequence[Any]) -> bool:
-    """Whether entries may be samples of one kind. Images and their labels, as two parts, differ in type or axes."""
-    return len({(leaf.dtype, leaf.ndim) for leaf in sequence if is_sized(leaf)}) < 2
+    """Whether entries may be samples of one kind. Parts, as images and their labels, often differ in type or axes."""
+
+    def kind(entry: Any) -> Any:
+        return (type(entry), entry.dtype, entry.ndim) if is_sized(entry) else _is_list(entry)
+
+    return len({kind(entry) for entry in sequence if entry is not None}) < 2
 
 
 def direct_length(tree: Any) -> int | None:

@@ -66,7 +66,8 @@ class Fields:
 
     def _field(self, batch: Mapping[Any, Any] | Sequence[Any], where: int | str) -> Tensor:
         try:
-            return torch.as_tensor(batch[where])  # type: ignore[index]
+            found = batch[where]  # type: ignore[index]
+            return found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
         except (KeyError, IndexError, TypeError):
             there = list(batch) if isinstance(batch, Mapping) else f"{len(batch)} fields"
             raise ValueError(

@@ -126,8 +126,8 @@ class EpochSampler(Sampler[int]):
         self._epoch: int | None = None
         self._pruning = False
         self._skip = 0
-        self._retained_N = torch.ones(self.num_samples, dtype=torch.bool)
-        self._weights_N = torch.ones(self.num_samples)
+        self._retained_N = torch.ones(self.num_samples, dtype=torch.bool, device="cpu")
+        self._weights_N = torch.ones(self.num_samples, device="cpu", dtype=torch.float32)
         self._weights_there: Tensor | None = None  # the same where ids are, made when they are asked for
         self._counters = dict.fromkeys(sorted(_COUNTERS), 0)
         self._warned = False
@@ -195,10 +195,10 @@ class EpochSampler(Sampler[int]):
         """This rank's samples, as `Index` with a weight."""
         self._ensure_epoch()
         assert self._epoch is not None
-        order = torch.arange(self.num_samples)
+        order = torch.arange(self.num_samples, device="cpu")
         if self.shuffle:
-            generator = torch.Generator().manual_seed(seed_of(self.seed, self._epoch))
-            order = torch.randperm(self.num_samples, generator=generator)
+            generator = torch.Generator("cpu").manual_seed(seed_of(self.seed, self._epoch))
+            order = torch.randperm(self.num_samples, generator=generator, device="cpu")
         order = order[self._retained_N[order]]
         mine = order[: self._share * self.ranks.size][self.ranks.rank :: self.ranks.size][self._skip :]
         # All at once, so that a loader that runs ahead cannot see the next epoch's decision.
@@ -312,19 +312,19 @@ class EpochSampler(Sampler[int]):
     def _take(self, epoch: int) -> None:
         """Decide, and make it the decision of the current epoch."""
         pruning = self.prune_ratio > 0 and self.schedule.active(epoch)
-        decision = Decision(torch.arange(self.num_samples))
+        decision = Decision(torch.arange(self.num_samples, device="cpu"))
         if pruning:
             self._warn_if_unfed()
             with torch.no_grad():
-                decision = self.decide(epoch, torch.Generator().manual_seed(seed_of(self.seed, epoch, 1)))
+                decision = self.decide(epoch, torch.Generator("cpu").manual_seed(seed_of(self.seed, epoch, 1)))
             if len(decision.retained) < self.ranks.size:
                 raise RuntimeError(
                     f"{type(self).__name__} retains {len(decision.retained)} of {self.num_samples} samples in epoch "
                     f"{epoch}, for {self.ranks.size} rank(s); lower prune_ratio"
                 )
-        self._retained_N = torch.zeros(self.num_samples, dtype=torch.bool)
+        self._retained_N = torch.zeros(self.num_samples, dtype=torch.bool, device="cpu")
         self._retained_N[decision.retained] = True
-        self._weights_N = torch.ones(self.num_samples)
+        self._weights_N = torch.ones(self.num_samples, device="cpu", dtype=torch.float32)
         if decision.weights is not None:
             self._weights_N[decision.retained] = decision.weights.to(torch.float32)
         self._weights_there = None
@@ -381,7 +381,7 @@ class EpochSampler(Sampler[int]):
 
 def highest(scores_N: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """(N,) scores to the (count,) sorted ids of the highest; NaN, nothing known, is above all. Ties fall at random."""
-    shuffled = torch.randperm(len(scores_N), generator=generator)
+    shuffled = torch.randperm(len(scores_N), generator=generator, device="cpu")
     scores = scores_N.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))
     ranking = shuffled[scores[shuffled].argsort(descending=True, stable=True)]
     return ranking[:count].sort().values

@@ -53,8 +53,9 @@ class EpsilonGreedy(MovingAverage):
 
     def choose(self, mean_N: Tensor, variance_N: Tensor, generator: torch.Generator) -> Tensor:
         by_chance = round(self.epsilon * self.retained_count)
-        retained_N = torch.zeros(self.num_samples, dtype=torch.bool)
+        retained_N = torch.zeros(self.num_samples, dtype=torch.bool, device="cpu")
         retained_N[highest(mean_N, self.retained_count - by_chance, generator)] = True
         left = retained_N.logical_not().nonzero().squeeze(1)
-        retained_N[left[torch.randperm(len(left), generator=generator)[:by_chance]]] = True
+        order = torch.randperm(len(left), generator=generator, device="cpu")
+        retained_N[left[order[:by_chance]]] = True
         return retained_N.nonzero().squeeze(1)

@@ -83,14 +83,15 @@ class InfoBatch(EpochSampler):
             # Of a handful of samples all candidates could go, and no weight makes up for that.
             count = max(0, min(round(self.prune_ratio * known), len(candidates) - 1))
             rate = count / max(1, len(candidates))
-            pruned = candidates[torch.randperm(len(candidates), generator=generator)[:count]]
+            pruned = candidates[torch.randperm(len(candidates), generator=generator, device="cpu")[:count]]
         else:
             rate = self.prune_ratio
             # One number for every sample: the same luck at the same seed, whatever the losses.
-            pruned = candidates[torch.rand(self.num_samples, generator=generator)[candidates] < rate]
-        weights_N = torch.ones(self.num_samples)
+            chance_N = torch.rand(self.num_samples, generator=generator, device="cpu", dtype=torch.float32)
+            pruned = candidates[chance_N[candidates] < rate]
+        weights_N = torch.ones(self.num_samples, device="cpu", dtype=torch.float32)
         weights_N[candidates] = 1 / (1 - rate)
-        retained_N = torch.ones(self.num_samples, dtype=torch.bool)
+        retained_N = torch.ones(self.num_samples, dtype=torch.bool, device="cpu")
         retained_N[pruned] = False
         return Decision(retained_N.nonzero().squeeze(1), weights_N[retained_N])
 

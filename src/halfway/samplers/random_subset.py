@@ -23,5 +23,6 @@ class RandomSubset(EpochSampler):
     name = "random_subset"
 
     def decide(self, epoch: int, generator: torch.Generator) -> Decision:
-        once = torch.Generator().manual_seed(seed_of(self.seed, 0, 2))
-        return Decision(torch.randperm(self.num_samples, generator=once)[: self.retained_count].sort().values)
+        once = torch.Generator("cpu").manual_seed(seed_of(self.seed, 0, 2))
+        order = torch.randperm(self.num_samples, generator=once, device="cpu")
+        return Decision(order[: self.retained_count].sort().values)

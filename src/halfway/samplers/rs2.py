@@ -44,7 +44,8 @@ class RS2(EpochSampler):
 
     def decide(self, epoch: int, generator: torch.Generator) -> Decision:
         if self.memory is None:
-            return Decision(torch.randperm(self.num_samples, generator=generator)[: self.retained_count].sort().values)
+            order = torch.randperm(self.num_samples, generator=generator, device="cpu")
+            return Decision(order[: self.retained_count].sort().values)
         used_N = self.memory.values.squeeze(1)
         retained = highest(-used_N, self.retained_count, generator)
         # Not through the ranks: each makes the same decision.

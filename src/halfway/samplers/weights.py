@@ -54,7 +54,7 @@ class WithWeights(WithIds):
 
     def __getitem__(self, index: int) -> Any:
         # A tensor: of Python floats a data loader would make float64, and a float64 loss of them.
-        weight = torch.tensor(getattr(index, "weight", 1.0), dtype=torch.float32)
+        weight = torch.tensor(getattr(index, "weight", 1.0), dtype=torch.float32, device="cpu")
         item = super().__getitem__(int(index))
         if isinstance(item, Mapping):
             if "weights" in item:

@@ -289,8 +289,8 @@ def find_input_channel_dim(layer: nn.Module | None, shape: torch.Size) -> int:
 def projection(width: int, dim: int) -> Tensor:
     """(width, dim) Gaussian, always the same: distances stay what they were, but for a factor of about
     1 +- 1 / sqrt(2 dim) (Johnson & Lindenstrauss 1984)."""
-    generator = torch.Generator().manual_seed(_PROJECTION_SEED)
-    return torch.randn(width, dim, generator=generator) / dim**0.5
+    generator = torch.Generator("cpu").manual_seed(_PROJECTION_SEED)
+    return torch.randn(width, dim, generator=generator, device="cpu", dtype=torch.float32) / dim**0.5
 
 
 def classes_of(targets: Any, size: int, device: torch.device) -> Tensor | None:

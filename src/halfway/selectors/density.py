@@ -122,7 +122,11 @@ class Density(Selector):
     def state_dict(self) -> dict[str, Any]:
         """The estimator's, of the same shape before and after it is made: checkpoints are often loaded in place."""
         C = self._estimator_settings["num_centroids"]
-        state = {"centroids": torch.zeros(C, self.dim), "counts": torch.zeros(C, dtype=torch.int64), "width": 0}
+        state: dict[str, Any] = {
+            "centroids": torch.zeros(C, self.dim, device="cpu"),
+            "counts": torch.zeros(C, dtype=torch.int64, device="cpu"),
+            "width": 0,
+        }
         if self.estimator is not None:
             found = self.estimator.state_dict()
             D = self.estimator.dim

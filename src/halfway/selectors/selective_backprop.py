@@ -53,7 +53,7 @@ class SelectiveBackprop(OutputRanking):
         self.beta = beta
         self.history = history
         # The oldest first, and NaN in front of them while there are fewer than H.
-        self._losses_H = torch.full((history,), float("nan"))
+        self._losses_H = torch.full((history,), float("nan"), device="cpu", dtype=torch.float32)
         self._arriving: Arriving | None = None
         self._computed: tuple[Candidates, Tensor] | None = None
 
