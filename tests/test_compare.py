@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -94,6 +95,37 @@ def test_a_comparison_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: 
         assert compare(tmp_path / "c", "--seeds", "0", "--rounds", "0") == 130
     assert compare(tmp_path / "c", "--seeds", "0", "--rounds", "0") == 0
     assert len(json.loads((tmp_path / "c" / "results.json").read_text())["rows"]) == 3
+
+
+def test_a_lost_checkpoint_matters_only_where_the_run_must_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--methods", "full", "--seeds", "0", "--rounds", "0")
+    assert compare(tmp_path / "c", *words) == 0
+    run = tmp_path / "c" / "full-s0"
+    (run / "last.pt").unlink()
+    assert compare(tmp_path / "c", *words) == 0, "it is finished"
+    first, *_ = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(first)
+    assert compare(tmp_path / "c", *words) == 2
+    assert f"{run / 'last.pt'} is gone" in capsys.readouterr().err
+    assert (run / "metrics.jsonl").read_text() == first
+
+
+def test_a_full_disk_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = ("--methods", "full", "--seeds", "0", "--rounds", "0")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        patch.setattr(sys, "argv", ["halfway", "compare", "tiny-cifar10"])
+        assert compare(tmp_path / "c", *words) == 2
+    said = capsys.readouterr().err
+    assert "last.pt could not be written; free some space, then go on: halfway compare tiny-cifar10\n" in said
+    assert compare(tmp_path / "c", *words) == 0
 
 
 def test_another_recipe_in_the_same_folder_is_refused_before_training(

@@ -41,6 +41,8 @@ def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, comma
     for group_recipe in {trial.group: trial.recipe for trial in trials}.values():
         check(group_recipe)
     todo = [t for t in trials if not _finished(folder / t.folder)]
+    for trial in todo:
+        RunFolder(folder / trial.folder).check_checkpoint()
     if len(todo) < len(trials):
         _say(f"{len(trials) - len(todo)} of {len(trials)} runs are done already")
     load = _Loader(device)
