@@ -29,7 +29,9 @@ def plain_settings(init: Callable[_P, None]) -> Callable[_P, None]:
     """Decorates an `__init__`: arguments annotated as int, float or bool (and perhaps more, as in `int | None`) arrive
     in it as plain Python, or are an error that names them."""
     signature = inspect.signature(init)
-    kinds = {name: _kinds(p.annotation) for name, p in list(signature.parameters.items())[1:]}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    settings = list(signature.parameters.values())[1:]
+    kinds = {p.name: _kinds(p.annotation) for p in settings if p.kind not in several}
 
     @functools.wraps(init)
     def plain_init(*args: _P.args, **kwargs: _P.kwargs) -> None:
