@@ -39,8 +39,8 @@ class Reminders:
             enough = next(n for n in itertools.count(1) if retained_count(n, prune_ratio) < n)
             self._say(
                 f"nothing was pruned in epoch {epoch}, though the schedule says so: a batch of N samples loses "
-                f"round({prune_ratio:g} N) of them, and all batches had fewer than {enough} samples. Use larger "
-                "batches or a larger prune_ratio"
+                f"round({prune_ratio:g} N) of them, which is none for fewer than {enough}. Use larger batches or a "
+                "larger prune_ratio"
             )
 
     def forget(self) -> None:

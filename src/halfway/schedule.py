@@ -56,7 +56,7 @@ class Schedule:
 
     def meets(self, first: int, end: int) -> bool:
         """Whether samples are pruned in some of the epochs (or steps) from `first` to before `end`."""
-        return self.start < end and (self.stop is None or max(first, self.start) < self.stop)
+        return max(first, self.start) < (end if self.stop is None else min(end, self.stop))
 
     def share(self, length: int) -> float:
         """The part of a run of `length` epochs (or steps) in which samples are pruned."""
