@@ -235,15 +235,26 @@ class Reorder(Step):
 
 
 class Length(Step):
-    """The batch's length enters: no sample sees another, but a batch of another length gives other values."""
+    """The batch's length enters, from the `since`-th call on: no sample sees another, but a batch of another length
+    gives other values. A sample's position counts as something it has from the others."""
 
     KINDS = ("factor", "tensor", "positions", "if_long")
 
+    def __init__(self, rng: random.Random, kind: str | None = None) -> None:
+        super().__init__(rng, kind)
+        self.since = rng.choice([0, 1, 2])
+        self.calls = 0
+
     def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        long = self.calls > self.since
         if self.kind == "factor":
-            return x * (2 / len(x) ** 0.5)
+            return x * (2 / len(x) ** 0.5 if long else 1.0)
         if self.kind == "tensor":
-            return x * torch.ones(len(x), dtype=x.dtype).sum().rsqrt() * 2
+            return x * (torch.ones(len(x) if long else 4, dtype=x.dtype).sum().rsqrt() * 2)
         if self.kind == "positions":
+            if not long:
+                return x
+            self.mixes()
             return x * (1 + 0.1 * torch.arange(len(x), dtype=x.dtype).view(-1, 1, 1, 1))
-        return x * 2 if len(x) > 4 else x
+        return x * 2 if long and len(x) > 4 else x

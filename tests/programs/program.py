@@ -94,7 +94,8 @@ class Program(nn.Module):
             out = step(out)
             if i == self.skip:
                 skipped = out.clone()
-        out = (self.deep(self.cut(out * 1.0)) + skipped).flatten(1).sum(1)
+        # Summed in float64: behind a BatchNorm the sum is about zero, and in half precision nothing but rounding.
+        out = (self.deep(self.cut(out * 1.0)) + skipped).flatten(1).double().sum(1)
         if self.captures:
             out = out + 0.5 * self.captured[1 % len(self.captured)] + 0.1 * len(self.captured)
             self.captured = []
@@ -111,7 +112,7 @@ class Program(nn.Module):
                 layer.register_forward_hook(self._capture)
 
     def _capture(self, module: nn.Module, args: object, output: Tensor) -> None:
-        self.captured.append(output.flatten(1).sum(1))
+        self.captured.append(output.flatten(1).double().sum(1))
 
     def steps(self) -> list[Step]:
         return [m for m in self.modules() if isinstance(m, Step)]

@@ -25,21 +25,11 @@ class Tally:
         self.seen: list[Any] = []
 
 
-class SlotTally:
-    """The same, without a `__dict__`."""
-
-    __slots__ = ("count", "seen")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.seen: list[Any] = []
-
-
 class Counts(Step):
     """Something that counts calls, in any kind of container, and of which the output depends."""
 
     KINDS = ("int", "tensor", "tensor_rebound", "buffer", "buffer_rebound", "list", "deque", "bounded", "nested")
-    KINDS += ("object", "slots", "set", "array", "sizes", "tensors", "default", "counter", "tuple", "lazily")
+    KINDS += ("object", "set", "array", "sizes", "tensors", "default", "counter", "tuple", "lazily")
 
     def __init__(self, rng: random.Random, kind: str | None = None) -> None:
         super().__init__(rng, kind)
@@ -52,7 +42,6 @@ class Counts(Step):
             "bounded": collections.deque(maxlen=2),
             "nested": {"a": [[], []], "b": {"c": []}},
             "object": Tally(),
-            "slots": SlotTally(),
             "set": set(),
             "array": np.zeros(2),
             "sizes": {},
@@ -89,7 +78,7 @@ class Counts(Step):
             held["a"][1].append(len(x))
             held["b"]["c"].append([len(held["a"][1])])
             return len(held["b"]["c"])
-        if self.kind in ("object", "slots"):
+        if self.kind == "object":
             held.count += 1
             held.seen.append(len(x))
             return held.count
