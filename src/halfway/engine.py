@@ -326,7 +326,7 @@ class Engine:
         """The root's forward, for the one call that replays."""
         now, before = HostRandom(), self.shallow.footprint.save()
         tensors = Inputs(args, kwargs).tensors()
-        owned = self.shallow.footprint.memories()
+        owned = self.shallow.footprint.memories
         replayer = Replayer(tensors, owned, pending.probe.tape, pending.plan, pending.indices, pending.spot)
         replayer.meter = self._metering
         pending.probe.host_random.restore()

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .sharding import local, memory, sharded
+from .sharding import memory, sharded
 
 _CONTAINERS = (dict, list, set, deque, bytearray)
 # Objects of these packages keep state that cannot be read or set from outside, but that shows when they are pickled.
@@ -44,6 +44,7 @@ class Footprint:
     Attributes:
         modules: all modules of the model.
         entered: those that run before the cut; all, until `enter` says which.
+        memories: where parameters and buffers lay when something was last saved.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -54,9 +55,8 @@ class Footprint:
         self._names: dict[nn.Module, str] = {}
         self.modules: list[nn.Module] = []
         self.entered: list[nn.Module] = []
-        self._holds_data = True
-        self._data: list[tuple[Tensor, Tensor]] = []
-        self._memories: set[int] = set()
+        self.memories: set[int] = set()
+        self._data = _Data([])
         self.refresh()
 
     def refresh(self) -> bool:
@@ -67,8 +67,6 @@ class Footprint:
         self._known = [(m, list(m._modules.values())) for m in self.modules]
         self._names = {m: n for n, m in self._root.named_modules()}
         self.entered = self.modules
-        # FSDP2 exchanges parameters by itself, at its own times.
-        self._holds_data = not sharded(self._root)
         return True
 
     def name(self, module: nn.Module) -> str | None:
@@ -84,22 +82,17 @@ class Footprint:
         owned = [d for m in self.modules for d in (m._parameters, m._buffers) if d]
         return [t for d in owned for t in d.values() if t is not None]
 
-    def data(self) -> list[tuple[Tensor, Tensor]]:
-        """All parameters and buffers, each with a second tensor that holds its present data."""
-        tensors = self.tensors()
-        same = len(tensors) == len(self._data) and all(
-            t is known and local(t).data_ptr() == local(before).data_ptr() and t.shape == before.shape
-            for t, (known, before) in zip(tensors, self._data, strict=True)
-        )
-        if not same:
-            self._data = [(t, t.detach()) for t in tensors]
-            self._memories = {memory(t) for t in tensors}
-        return self._data
+    def shards(self) -> list[Any]:
+        """The modules that FSDP2 shards."""
+        return sharded(self.modules)
 
-    def memories(self) -> set[int]:
-        """Where parameters and buffers lie."""
-        self.data()
-        return self._memories
+    def _present_data(self) -> _Data:
+        # FSDP2 exchanges parameters by itself, at its own times.
+        tensors = [] if self.shards() else self.tensors()
+        if not self._data.holds(tensors):
+            self._data = _Data(tensors)
+            self.memories = {memory(t) for t in self.tensors()}
+        return self._data
 
     def save(self) -> Saved:
         """Everything as it is now."""
@@ -112,7 +105,7 @@ class Footprint:
         for owner, name in self._changing.values():
             walk.through(owner, name, vars(owner).get(name) if name else vars(owner))
         containers += [found.container for found in walk.found]
-        return Saved(self, containers, self.data() if self._holds_data else [])
+        return Saved(self, containers, self._present_data())
 
     @contextlib.contextmanager
     def kept(self, audited: bool = False) -> Iterator[None]:
@@ -143,10 +136,35 @@ class Footprint:
                 )
 
 
+class _Data:
+    """Tensors, and the data they have now, so that `t.data = ...` can be taken back."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self._data = [t.detach() for t in tensors]
+        self._lying = _lying(tensors)
+
+    def holds(self, tensors: list[Tensor]) -> bool:
+        """Whether it is these tensors, with this data, that it knows."""
+        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+        return same and _lying(tensors) == self._lying
+
+    def restore(self) -> None:
+        if _lying(self.tensors) != self._lying:
+            for t, before in zip(self.tensors, self._data, strict=True):
+                if _lying([t]) != _lying([before]):
+                    t.data = before
+
+
+def _lying(tensors: list[Tensor]) -> list[Any]:
+    """Where tensors lie, and how large they are."""
+    return [(t.data_ptr(), t.shape) for t in tensors]
+
+
 class Saved:
     """The containers and the data of parameters at one moment."""
 
-    def __init__(self, footprint: Footprint, containers: Iterable[Any], data: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, footprint: Footprint, containers: Iterable[Any], data: _Data) -> None:
         self._footprint = footprint
         self._contents: list[tuple[Any, Any]] = []
         self._empty: list[Any] = []
@@ -155,7 +173,8 @@ class Saved:
                 self._contents.append((container, _copy(container)))
             else:
                 self._empty.append(container)
-        self._data = [(t, before, t.requires_grad) for t, before in data]
+        self._data = data
+        self._need_gradients = [t.requires_grad for t in data.tensors]
         self._next_hook = RemovableHandle.next_id
 
     def restore(self) -> None:
@@ -165,9 +184,8 @@ class Saved:
         for container in self._empty:
             if container:
                 container.clear()
-        for t, before, needs_gradient in self._data:
-            if local(t).data_ptr() != local(before).data_ptr() or t.shape != before.shape:
-                t.data = before
+        self._data.restore()
+        for t, needs_gradient in zip(self._data.tensors, self._need_gradients, strict=True):
             if t.requires_grad is not needs_gradient:
                 t.requires_grad_(needs_gradient)
         if RemovableHandle.next_id != self._next_hook:
@@ -175,7 +193,7 @@ class Saved:
 
     def _remove_hooks(self) -> None:
         """Those registered since: on modules behind the cut, whose containers were not saved, and on parameters."""
-        owners = [(m, _HOOKS) for m in self._footprint.modules] + [(t, _TENSOR_HOOKS) for t, _, _ in self._data]
+        owners = [(m, _HOOKS) for m in self._footprint.modules] + [(t, _TENSOR_HOOKS) for t in self._data.tensors]
         for owner, names in owners:
             for name in names:
                 hooks = getattr(owner, name) or {}

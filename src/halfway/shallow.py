@@ -25,7 +25,7 @@ from .rehearsal import Rehearsal, Swap
 from .replay import Replayer
 from .sandbox import Guard, HostRandom, NoGraph, TorchRandom, put_back, sandbox
 from .selectors.base import not_finite
-from .sharding import local, memory, sharded
+from .sharding import local, memory
 from .tape import Diverged, Recorder, Tape
 
 # Differences beyond this many tolerances are errors, not rounding.
@@ -142,7 +142,6 @@ class Shallow:
 
     def _probe(self, inputs: Inputs, size: int, refusal: str, graph: NoGraph | None) -> Probe:
         tensors = inputs.tensors()
-        recorder = Recorder(tensors, self.footprint.memories(), size)
         found: list[Any] = []
         entered: set[nn.Module] = {self.root}
 
@@ -152,19 +151,20 @@ class Shallow:
 
         seen: Seen | None = None
         host_random, torch_random = HostRandom(), TorchRandom(tensors[0].device)
+        recorder: Recorder | None = None
         try:
             # The first one: everything the model holds is looked at, and who takes part.
             new = self.footprint.refresh() or not self._reached
             with contextlib.ExitStack() as stack:
-                stack.enter_context(self.footprint.kept(audited=new))
-                if refusal:
-                    recorder.tape.refuse(refusal)
-                if new:
-                    stack.callback(self.footprint.enter, entered)
-                    handle = nn.modules.module.register_module_forward_pre_hook(lambda m, _: entered.add(m))
-                    stack.callback(handle.remove)
                 stack.enter_context(self.hooked(stop))
                 watched = stack.enter_context(self._watching())
+                if new:
+                    stack.enter_context(_entering(lambda m, _: entered.add(m)))
+                    stack.callback(self.footprint.enter, entered)
+                stack.enter_context(self.footprint.kept(audited=new))
+                recorder = Recorder(tensors, self.footprint.memories, size)
+                if refusal:
+                    recorder.tape.refuse(refusal)
                 stack.enter_context(self._passing(tensors[0], graph))
                 stack.enter_context(recorder)
                 self._run(inputs)
@@ -175,12 +175,13 @@ class Shallow:
             if self.several_ranks and not recorder.written <= self._statistics():
                 # DDP's broadcast_buffers does so right before the forward, and does not always show in a version.
                 recorder.tape.refuse("the shallow part writes buffers of its own, which ranks exchange before the call")
-        finally:
             if recorder.wrote_input:
                 recorder.tape.refuse("the model changes its input in place")
-            recorder.undo()
+        finally:
+            if recorder is not None:
+                recorder.undo()
             if seen is None:
-                put_back(recorder.generators)
+                put_back(recorder.generators if recorder is not None else [])
                 host_random.restore()
                 torch_random.restore()
         return Probe(seen, recorder.tape, host_random, torch_random, recorder.generators)
@@ -275,7 +276,7 @@ class Shallow:
             return "the model is compiled (compile only its deep part to replay)"
         if any(map(is_compiled, self.footprint.entered)):
             return "the shallow part is compiled (compile only the deep part to replay)"
-        if sharded(self.root):
+        if self.footprint.shards():
             # A rehearsal, or a replay that diverges, runs layers once more. On one rank alone that would be a hang.
             return "the model is sharded by FSDP2, whose ranks must run every layer equally often"
         if self._needs_graph:
@@ -288,7 +289,7 @@ class Shallow:
         FSDP2 expects every forward to return, and a backward pass before the weights change: it sees the one, and is
         told that the other will not come.
         """
-        shards = sharded(self.root)
+        shards = self.footprint.shards()
         with contextlib.suppress(Stop), contextlib.ExitStack() as stack:
             if shards:
                 stack.enter_context(Interception(self.root, "forward", _until_stopped))
@@ -386,7 +387,7 @@ class Shallow:
     def _rehearse(self, probe: Probe, plan: Plan, part: Inputs, rows: Tensor) -> None:
         """Run the shallow part on some of the samples and compare every operation with the tape."""
         entered = [""]
-        rehearsal = Rehearsal(part.tensors(), self.footprint.memories(), probe.tape, plan, rows, lambda: entered[-1])
+        rehearsal = Rehearsal(part.tensors(), self.footprint.memories, probe.tape, plan, rows, lambda: entered[-1])
 
         def enter(module: nn.Module, args: Any) -> None:
             entered.append(self.footprint.name(module) or entered[-1])
@@ -413,7 +414,7 @@ class Shallow:
 
         def run(rows: Tensor, expected: dict[int, list[Any]] | None) -> Swap:
             inputs = cut(rows)
-            swap = Swap(inputs.tensors(), self.footprint.memories(), probe.tape, plan, rows, others, expected)
+            swap = Swap(inputs.tensors(), self.footprint.memories, probe.tape, plan, rows, others, expected)
             self._pass(probe, swap, inputs, lambda output: swap.leave())
             return swap
 
@@ -440,20 +441,15 @@ class Shallow:
             raise Stop
 
         example = inputs.tensors()[0]
-        with sandbox(self.footprint, passing, example.device, audited=True):
+        with self.hooked(stop), sandbox(self.footprint, passing, example.device, audited=True):
             probe.host_random.restore()
-            with self.hooked(stop), self._passing(example, NoGraph()), passing.entered():
+            with self._passing(example, NoGraph()), passing.entered():
                 self._run(inputs)
-
-    def _tensors(self, statistics: bool = True) -> list[Tensor]:
-        if statistics:
-            return self.footprint.tensors()
-        aside = {id(b) for b in self._kept_statistics()}
-        return [t for t in self.footprint.tensors() if id(t) not in aside]
 
     def fingerprint(self) -> list[Any]:
         """Changes when a parameter or buffer does; the statistics that training-mode BatchNorm only writes aside."""
-        return [(id(t), local(t).data_ptr(), t._version) for t in self._tensors(statistics=False)]
+        aside = {id(b) for b in self._kept_statistics()}
+        return [(id(t), local(t).data_ptr(), t._version) for t in self.footprint.tensors() if id(t) not in aside]
 
     def _kept_statistics(self) -> Iterator[Tensor]:
         for module in self.footprint.modules:

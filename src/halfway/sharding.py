@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def sharded(root: nn.Module) -> list[Any]:
-    """The modules that FSDP2 shards; none, if nobody has imported it."""
+def sharded(modules: list[nn.Module]) -> list[Any]:
+    """Those of the modules that FSDP2 shards; none, if nobody has imported it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return [] if fsdp is None else [m for m in root.modules() if isinstance(m, fsdp.FSDPModule)]
+    return [] if fsdp is None else [m for m in modules if isinstance(m, fsdp.FSDPModule)]
 
 
 def local(t: Tensor) -> Tensor:
