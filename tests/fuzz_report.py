@@ -21,6 +21,7 @@ import torch
 
 import halfway
 from tests.fuzz import Outcome, check, prepare
+from tests.programs import FAMILIES
 
 
 def run(seed: int) -> Outcome:
@@ -127,14 +128,26 @@ def tables(done: list[Outcome]) -> str:
     if failed:
         messages = Counter(without_details(f"{o.verdict}: {o.message}") for o in failed)
         lines += ["", "what was wrong", *(f"{count:8} {words}" for words, count in messages.most_common(40))]
-        seen, bad = Counter[str](), Counter[str]()
-        for o in done:
-            seen.update(o.kinds)
-            bad.update(o.kinds if o.verdict != "right" else ())
-        worst = sorted(bad, key=lambda k: -bad[k] / seen[k])
-        lines += ["", "programs that were not right, by the kinds of their steps"]
-        lines += [f"{bad[k]:8} of {seen[k]:5} ({share(bad[k], seen[k]):>6}) {k}" for k in worst]
+        lines += ["", "programs that were not right, by the kinds of their steps, ordinary ones left out"]
+        lines += by_kind(done)
+        alone = [o for o in done if len(special(o.kinds)) <= 1]
+        lines += ["", "the same, of programs with only one kind that is not ordinary", *by_kind(alone)]
     return "\n".join(lines)
+
+
+def special(kinds: set[str]) -> set[str]:
+    """The kinds of steps that are not ordinary; "ordinary" if there is none."""
+    ordinary = {c.__name__ for c in FAMILIES["ordinary"][1]} | {"Residual"}
+    return {k for k in kinds if k.partition("(")[0] not in ordinary} or {"ordinary"}
+
+
+def by_kind(done: list[Outcome]) -> list[str]:
+    seen, bad = Counter[str](), Counter[str]()
+    for o in done:
+        seen.update(special(o.kinds))
+        bad.update(special(o.kinds) if o.verdict != "right" else ())
+    worst = sorted(bad, key=lambda k: -bad[k] / seen[k])
+    return [f"{bad[k]:8} of {seen[k]:5} ({share(bad[k], seen[k]):>6}) {k}" for k in worst]
 
 
 def main() -> int:

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import halfway
 from tests import processes
-from tests.fuzz import TOLERANCE, Circumstances, Generators, as_documented, check, make
+from tests.circumstances import TOLERANCE, Circumstances, Generators
+from tests.fuzz import as_documented, check, make
 from tests.left_behind import differences
 from tests.programs import every_kind
 from tests.programs.ordinary import Conv, Norm
