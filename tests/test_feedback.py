@@ -105,7 +105,8 @@ def test_evaluation_is_not_told():
     model(part)
     assert len(selector.noted) == 1
     model.eval()
-    blocker(x, y)
+    with pytest.warns(UserWarning, match="eval mode"):
+        blocker(x, y)
     model(x)
     blocker.observe(torch.zeros(8))
     assert len(selector.noted) == 1
