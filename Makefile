@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench matrix
+.PHONY: demo test lint bench matrix zoo-matrix
 
 # Everything sets itself up: the first call makes a virtual environment and installs into it.
 $(BIN)/halfway: pyproject.toml constraints.txt
@@ -28,3 +28,7 @@ bench: $(BIN)/halfway
 # The compatibility matrix, from the tests that run.
 matrix: $(BIN)/halfway
 	$(BIN)/python -m pytest -n 2 -m "not slow" --matrix=docs/compatibility.md
+
+# The table of the model zoo, which `make matrix` leaves alone. About ten minutes.
+zoo-matrix: $(BIN)/halfway
+	$(BIN)/python -m pytest -n 2 tests/test_model_zoo.py --zoo-matrix=docs/compatibility.md

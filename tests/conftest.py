@@ -17,6 +17,7 @@ _seen: list[matrix.Row] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--programs", type=int, default=500, help="random programs in the fuzz test (default 500)")
     parser.addoption("--matrix", type=Path, help="write the table of features that were seen into this page")
+    parser.addoption("--zoo-matrix", type=Path, help="write the table of the model zoo into this page")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -25,17 +26,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    page = session.config.getoption("--matrix")
-    if page is not None and not hasattr(session.config, "workerinput"):
-        matrix.write(page, _seen)
+    for option, write in (("--matrix", matrix.write), ("--zoo-matrix", matrix.write_zoo)):
+        page = session.config.getoption(option)
+        if page is not None and not hasattr(session.config, "workerinput"):
+            write(page, _seen)
 
 
 @pytest.fixture
 def feature(record_property: Callable[[str, Any], None]) -> Callable[..., None]:
     """`feature(group, name, stats)` in a test: how it went becomes a row of the matrix, if the test passes."""
 
-    def record(group: str, name: str, outcome: Any) -> None:
-        record_property("feature", tuple(matrix.row(group, name, outcome)))
+    def record(group: str, name: str, outcome: Any, **zoo: str) -> None:
+        record_property("feature", tuple(matrix.row(group, name, outcome, **zoo)))
 
     return record
 

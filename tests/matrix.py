@@ -13,13 +13,24 @@ import torch
 from halfway import Stats, __version__
 
 _BEGIN, _END = "<!-- matrix: written by `make matrix` -->", "<!-- end of the matrix -->"
+_ZOO_BEGIN, _ZOO_END = "<!-- zoo: written by `make zoo-matrix` -->", "<!-- end of the zoo -->"
 _GRID = (
     "Every selector in every trainer, with the ids it needs and the losses it learns from. *replay*: as above; "
     "*works*: it decides before the model runs, so there is nothing to replay."
 )
-_LIBRARIES = ("torchvision", "timm", "transformers", "accelerate", "lightning", "torchdata")
+_LIBRARIES = (
+    "torchvision",
+    "timm",
+    "segmentation_models_pytorch",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "torchdata",
+)
 # Groups that begin so are columns of a table of their own, with a row for each selector.
 SELECTOR_IN = "selector in "
+# Groups that begin so are in the table of the zoo, which is written by a command of its own.
+ZOO = "model zoo: "
 # Why the first step of the usual mixed-precision loop is computed.
 _ONCE = "the first call of the model showed that it runs under autocast"
 
@@ -29,10 +40,18 @@ class Row(NamedTuple):
     name: str
     outcome: str
     why: str
+    # Of the zoo only.
+    cut: str = ""
+    operations: str = ""
+    error: str = ""
 
 
-def row(group: str, name: str, outcome: Stats | BaseException | tuple[int, dict[str, int]]) -> Row:
+def row(group: str, name: str, outcome: Stats | BaseException | tuple[int, dict[str, int]], **zoo: str) -> Row:
     """What was seen: the statistics of a training, or the error that refused it."""
+    return _row(group, name, outcome)._replace(**zoo)
+
+
+def _row(group: str, name: str, outcome: Stats | BaseException | tuple[int, dict[str, int]]) -> Row:
     if isinstance(outcome, BaseException):
         return Row(group, name, "not supported", str(outcome).split(";")[0].splitlines()[0])
     replayed, reasons = (outcome.steps_replayed, outcome.recompute_reasons) if isinstance(outcome, Stats) else outcome
@@ -49,7 +68,7 @@ def row(group: str, name: str, outcome: Stats | BaseException | tuple[int, dict[
 def table(rows: Iterable[Row]) -> str:
     lines = ["| | feature | | why |", "|---|---|---|---|"]
     last = ""
-    for r in sorted(r for r in set(rows) if not r.group.startswith(SELECTOR_IN)):
+    for r in sorted(r for r in set(rows) if not r.group.startswith((SELECTOR_IN, ZOO))):
         lines.append(f"| {r.group if r.group != last else ''} | {r.name} | {r.outcome} | {r.why} |")
         last = r.group
     return "\n".join(lines)
@@ -63,6 +82,17 @@ def grid(rows: Iterable[Row]) -> str:
     lines += [
         _line(f"`{name}`", [cells.get((name, t), "") for t in trainers]) for name in sorted({n for n, _ in cells})
     ]
+    return "\n".join(lines)
+
+
+def zoo(rows: Iterable[Row]) -> str:
+    """Models, with how much of their shallow part was replayed and how far the gradients were off."""
+    lines = [_line("", ["model", "cut", "", "operations", "error", "why"]), "|---|---|---|---|---:|---:|---|"]
+    last = ""
+    for r in sorted(r for r in set(rows) if r.group.startswith(ZOO)):
+        library = r.group.removeprefix(ZOO) if r.group != last else ""
+        lines.append(_line(library, [r.name, f"`{r.cut}`", r.outcome, r.operations, r.error, r.why]))
+        last = r.group
     return "\n".join(lines)
 
 
@@ -81,11 +111,19 @@ def versions() -> str:
 
 
 def write(page: Path, rows: list[Row]) -> None:
-    """Replace what lies between the two marks."""
+    """Replace the matrix in the page, and nothing else."""
+    _replace(page, _BEGIN, _END, f"{table(rows)}\n\n{_GRID}\n\n{grid(rows)}")
+
+
+def write_zoo(page: Path, rows: list[Row]) -> None:
+    """Replace the table of the zoo in the page, and nothing else."""
+    _replace(page, _ZOO_BEGIN, _ZOO_END, zoo(rows))
+
+
+def _replace(page: Path, begin: str, end: str, body: str) -> None:
     text = page.read_text()
-    if _BEGIN not in text or _END not in text:
-        raise ValueError(f"{page} has no place for the matrix, which goes between {_BEGIN!r} and {_END!r}")
-    before, _, rest = text.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    body = f"{_BEGIN}\n\nSeen with {versions()}, on a CPU.\n\n{table(rows)}\n\n{_GRID}\n\n{grid(rows)}\n\n{_END}"
-    page.write_text(before + body + after)
+    if begin not in text or end not in text:
+        raise ValueError(f"{page} has no place for the matrix, which goes between {begin!r} and {end!r}")
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n\nSeen with {versions()}, on a CPU.\n\n{body}\n\n{end}{after}")
