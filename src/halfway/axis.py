@@ -34,6 +34,8 @@ from .sharding import local, memory
 
 aten = torch.ops.aten
 
+_MADE_BY_PYTHON = "a tensor made of a list or an array"
+
 
 class Reading(NamedTuple):
     """What an operation reads.
@@ -63,7 +65,7 @@ class Logged(NamedTuple):
     along: tuple[Any, ...] = ()
 
 
-def log(traits: ops.Traits, args: tuple[Any, ...], out: Any) -> Logged:
+def log(func: Any, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Logged:
     """The entry of an operation in the program."""
     if isinstance(out, Tensor):
         shapes: Any = out.shape
@@ -71,10 +73,9 @@ def log(traits: ops.Traits, args: tuple[Any, ...], out: Any) -> Logged:
         shapes = tuple(o.shape if isinstance(o, Tensor) else None for o in out)
     else:
         shapes = None
-    at = traits.dim
-    if at is None or not args or not isinstance(args[0], Tensor):
+    if not traits.dim or not args or not isinstance(args[0], Tensor):
         return Logged(traits.logged, shapes)
-    dims = args[at] if at < len(args) else None
+    dims = ops.argument(func, traits.dim, args, kwargs)
     return Logged(traits.logged, shapes, (args[0].shape, tuple(dims) if isinstance(dims, list) else dims))
 
 
@@ -83,12 +84,16 @@ class SampleAxis:
 
     Args:
         inputs: the model's inputs; those with an entry per sample are rows.
+        owned: the memories of the model's parameters and buffers.
         lasts: whether a memory was there before the pass.
     """
 
-    def __init__(self, size: int, retained: int, inputs: list[Tensor], lasts: Callable[[int], bool]) -> None:
+    def __init__(
+        self, size: int, retained: int, inputs: list[Tensor], owned: set[int], lasts: Callable[[int], bool]
+    ) -> None:
         self._size = size
         self._retained = retained
+        self._owned = owned
         self._lasts = lasts
         self._rows = {memory(t) for t in inputs if t.ndim and t.shape[0] == retained}
         self._mixed: dict[int, str] = {}
@@ -115,7 +120,11 @@ class SampleAxis:
             mixed = mixed or self._mixed.get(where) or self._without_axis.get(_view(t), "")
             rows |= where in self._rows
             number = self._numbered.get(where) or self._numbered.get(_view(t), "")
-            if number and not (traits.logged is aten.index.Tensor and _is_arange(t)):  # x[arange(len(x)), ...] is x
+            if t.ndim and t.shape[0] == self._retained and self._lasts(where) and where not in self._owned:
+                number = _MADE_BY_PYTHON
+            # x[arange(len(x)), ...] is x, unless Python may think of another order next time.
+            identity = traits.logged is aten.index.Tensor and number != _MADE_BY_PYTHON and _is_arange(t)
+            if number and not identity:
                 numbered = numbered or number
         first = args[0].shape if args and isinstance(args[0], Tensor) else None
         if traits.value_free:
@@ -132,12 +141,12 @@ class SampleAxis:
             return [reading.mixed] * len(found)
         if full is None:
             return [""] * len(found)
-        shapes = _shapes(full, out)
+        shapes = shapes_on_all(full, out)
         if reading.rows and reading.leaves:
             return [f"{name}, which writes what it reads of the batch into memory that lasts"] * len(found)
         if reading.rows and (traits.opaque or None in shapes):
             return [f"{name}, of which nobody knows whether it keeps samples apart"] * len(found)
-        if reading.rows and _along_samples(full, reading.first):
+        if reading.rows and (traits.mixing or _along_samples(full, reading.first)):
             return [f"{name}, which works along the batch"] * len(found)
         return [self._judge(reading, s, t, name) for s, t in zip(shapes, found, strict=True)]
 
@@ -165,7 +174,7 @@ class SampleAxis:
         reasons = self.judge(reading, traits, full, out, name)
         written = _written(traits, args, kwargs)
         constant = not reading.rows and not traits.value_free
-        for t, why, shape in zip(tensors_in(out), reasons, _shapes(full, out), strict=True):
+        for t, why, shape in zip(tensors_in(out), reasons, shapes_on_all(full, out), strict=True):
             where = memory(t)
             view = where in reading.memories and where not in written
             if view and why and where not in self._mixed:
@@ -174,8 +183,9 @@ class SampleAxis:
                 self._set(where, t, why, reading.rows, fresh=where not in written)
                 if traits.empty:
                     self._unset.add(where)
-            if constant and not why and (reading.numbered if shape is None else self._differs(shape, t)):
-                self._numbered[_view(t) if view else where] = reading.numbered or name
+            if constant and not why and (reading.numbered if shape is None else self._differs(shape, t, traits)):
+                number = _MADE_BY_PYTHON if traits.from_host else reading.numbered or name
+                self._numbered[_view(t) if view else where] = number
         unseen = reading.mixed or (f"{name}, whose effect does not show" if reading.rows else "")
         for where in written:
             self._unset.discard(where)
@@ -183,12 +193,12 @@ class SampleAxis:
             if why:
                 self._mixed.setdefault(where, why)
 
-    def _differs(self, full: Any, t: Tensor) -> bool:
+    def _differs(self, full: Any, t: Tensor, traits: ops.Traits) -> bool:
         """Whether a constant that has the sample axis may not be the same for all samples. `full`: its shape on N."""
         places = candidates(full, t.shape, self._size, self._retained)
-        if not places or not t.stride(places[0].dim):
+        if not places or not t.stride(places[0].dim) or t.is_meta:
             return False
-        if self._retained == 1:  # nothing to compare it with
+        if self._retained == 1 or traits.from_host:  # nothing to compare it with; Python may make another one next time
             return True
         parts = (place.first(t, self._retained) for place in places[:2])
         return all(bool((part != part[:1]).any()) for part in parts)
@@ -217,7 +227,7 @@ class SampleAxis:
             self._rows.add(where)
 
 
-def _shapes(full: Logged | None, out: Any) -> list[Any]:
+def shapes_on_all(full: Logged | None, out: Any) -> list[Any]:
     """The shapes that the tensors in `out` have on N samples; None where that is not known."""
     count = sum(1 for _ in tensors_in(out))
     logged = [] if full is None else [full.shapes] if isinstance(out, Tensor) else full.shapes or ()
@@ -235,10 +245,11 @@ def _along_samples(full: Logged, part: Any) -> bool:
     if not full.along:
         return False
     shape, dims = full.along
-    if dims is None or part is None or len(part) != len(shape):
+    if part is None or len(part) != len(shape):
         return False
-    named = dims if isinstance(dims, tuple) else (dims,)
-    return any(isinstance(d, int) and shape[d] != part[d] for d in named if len(shape))
+    named = dims if isinstance(dims, tuple) else () if dims is None else (dims,)
+    # None named means all of them: a roll of the flattened tensor.
+    return any(shape[d] != part[d] for d in named or range(len(shape)) if len(shape))
 
 
 def _written(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:

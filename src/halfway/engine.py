@@ -344,9 +344,11 @@ class Engine:
                 with replayer.entered():
                     output = original(*args, **kwargs)
                     at_cut(self._root, args, output)
-                    return output
-            with self.shallow.hooked(at_cut), replayer.entered():
-                return original(*args, **kwargs)
+            else:
+                with self.shallow.hooked(at_cut), replayer.entered():
+                    output = original(*args, **kwargs)
+            replayer.check()
+            return output
         except Diverged as difference:
             replayer.undo()
             before.restore()

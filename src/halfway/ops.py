@@ -47,10 +47,12 @@ _VALUE_FREE = (
 )
 _EMPTY = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted")
 # Operations that hand on what they get, and run or not depending on memory layouts and on autocast's cache.
-_TRANSPARENT = ("_to_copy", "detach", "alias", "clone", "lift_fresh")
+_TRANSPARENT = ("_to_copy", "detach", "alias", "clone")
 _RESHAPING = ("_unsafe_view", "_reshape_alias", "reshape")
 # They take a `dim` only to put things side by side or apart; that shows in the shapes.
 _STRUCTURAL = ("cat", "stack", "unbind_copy", "split_copy", "split_with_sizes_copy", "select_copy", "slice_copy")
+# They go through the batch in order, or keep the axis they name and reduce over the others.
+_MIXING = ("renorm", "renorm_", "masked_scatter", "masked_scatter_")
 _REDIRECTING = ("set_", "resize_", "resize_as_")
 # Who else but PyTorch is known to treat samples apart.
 _KNOWN_NAMESPACES = ("aten", "prims", "torchvision")
@@ -73,7 +75,8 @@ class Traits(NamedTuple):
     refusal: why a pass with this operation cannot be replayed; empty if it can.
     logged: as what it counts in the program; None for one that may come and go (a cast, a copy).
     fresh: whether its outputs are new memory.
-    dim: position of the argument that names the axis it works along; None if it has none, or only reshapes.
+    dim: name of the argument that names the axis it works along; "" if it has none, or only reshapes.
+    mixing: whether it always works along the batch. from_host: whether it takes in what Python has made.
     value_free, empty: whether its outputs do not depend on values, whether they are not set at all.
     opaque: whether nobody knows what it does to the sample axis.
     redirects: whether it gives a tensor other memory.
@@ -84,7 +87,9 @@ class Traits(NamedTuple):
     refusal: str = ""
     logged: Any = None
     fresh: bool = False
-    dim: int | None = None
+    dim: str = ""
+    mixing: bool = False
+    from_host: bool = False
     value_free: bool = False
     empty: bool = False
     opaque: bool = False
@@ -105,6 +110,8 @@ def traits(func: Any) -> Traits:
         logged=None if name in _TRANSPARENT else aten.view.default if name in _RESHAPING else func,
         fresh=not aliases and name not in _RESHAPING,
         dim=_dim(func, name),
+        mixing=name in _MIXING,
+        from_host=name == "lift_fresh",
         value_free=name in _VALUE_FREE or name in _EMPTY,
         empty=name in _EMPTY,
         opaque=func.namespace not in _KNOWN_NAMESPACES,
@@ -117,10 +124,10 @@ def _kind(func: torch._ops.OpOverload) -> Kind:
         return "expensive"
     if func in BATCH_NORM:
         return "batch_norm"
+    gives_tensors = any("Tensor" in str(r.type) for r in func._schema.returns)
     if torch.Tag.nondeterministic_seeded in func.tags:
-        return "random"
-    returns = func._schema.returns
-    if torch.Tag.data_dependent_output in func.tags and not any("Tensor" in str(r.type) for r in returns):
+        return "random" if gives_tensors or _written(func) else "host"  # which kernel attention would take
+    if torch.Tag.data_dependent_output in func.tags and not gives_tensors:
         return "host"
     return "cheap"
 
@@ -136,12 +143,12 @@ def _written(func: torch._ops.OpOverload) -> tuple[int | str, ...]:
     return tuple(written)
 
 
-def _dim(func: torch._ops.OpOverload, name: str) -> int | None:
+def _dim(func: torch._ops.OpOverload, name: str) -> str:
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
     if views or name in _STRUCTURAL:
-        return None
+        return ""
     names = [a.name for a in func._schema.arguments]
-    return next((names.index(n) for n in ("dim", "dims") if n in names), None)
+    return next((n for n in ("dim", "dims") if n in names), "")
 
 
 def _refusal(func: torch._ops.OpOverload) -> str:
@@ -171,3 +178,7 @@ def argument(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
         if declared.name == name:
             return args[position] if position < len(args) else declared.default_value
     return None
+
+
+# What an operation is that hands on what it gets.
+HANDS_ON = traits(aten.detach.default)

@@ -206,6 +206,8 @@ class Plan:
     program: all operations as they ran on N samples, cheap ones included; sequence: as they run on S.
     ops: what is known about those that are recorded, in order.
     refusal: why such steps cannot be replayed, if they cannot.
+    places: where the samples may sit in the outputs of each operation of the program, if they are apart there.
+    forced: operations of the program, by number, that were seen to mix samples.
     undecided: whether a random draw did not show whose it was; another one may.
     mixed_features: why the features at the cut depend on other samples, if they do.
     """
@@ -213,6 +215,8 @@ class Plan:
     program: list[Any] = field(default_factory=list)
     sequence: list[Any] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    places: dict[int, list[list[Samples]]] = field(default_factory=dict)
+    forced: set[int] = field(default_factory=set)
     refusal: str = ""
     undecided: bool = False
     mixed_features: str = ""

@@ -1,13 +1,15 @@
 """Find out, once for each program, which recordings belong to whom, and prove that samples do not see each other.
 
-Two passes, which run the shallow part and leave no trace:
+Three passes, which run the shallow part and leave no trace:
 
 - The *rehearsal* runs it on S scattered samples. Each recorded operation is computed and compared with its recording:
   this shows where the samples sit in its output (see `plan`). On the way the sample axis is followed through all
   operations (see `axis`): what something of the whole batch reaches will be computed in every replay.
-- The *swap* runs it on N samples again, of which the S have been overwritten with copies of the others, with the same
-  random draws, the same BatchNorm statistics, the same values read on the host. What belongs to the others must not
-  change, to the bit: same shapes, same kernels, same places. It needs no tolerance, so half precision hides nothing.
+- The *swap* runs it on N samples again, once as they are and once with the S overwritten with copies of the others,
+  with the random draws of the probe, its BatchNorm statistics and its host reads. What belongs to the others must not
+  change, to the bit and in any operation, cheap ones included: same shapes, same kernels, same places. It needs no
+  tolerance, so half precision hides nothing. Where something does change, samples are mixed from there on, and the
+  rehearsal is repeated with that knowledge.
 
 An extreme of the batch is either among the S samples, then the swap changes it, or among the others, then the rehearsal
 lacks it. Mixing that no value shows today (a clamp that is not reached) is what the axis is followed for.
@@ -22,15 +24,35 @@ import torch
 from torch import Tensor
 
 from . import batch_norm, kernels, ops
-from .axis import Logged, Reading, SampleAxis
+from .axis import Logged, Reading, SampleAxis, shapes_on_all
 from .flops import flops_of
 from .plan import Op, Plan, Samples, candidates, is_inexact
 from .replay import Replayer, like, same_operation, shapes
 from .sandbox import tensors_in, written_tensors
 from .tape import Diverged, Entry, Tape, new_outputs, sequence
 
+# So many places where samples may sit are told apart in operations that are not recorded.
+_PLACES = 4
+# For checksums: what spreads neighbouring positions over all bits, whole numbers by size, and how many at once.
+_SPREAD = 0x1E3779B97F4A7C15
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_AT_ONCE = 1 << 24
 
-class Rehearsal(Replayer):
+
+class Proving(Replayer):
+    """A pass of ours, not the model's own call: it is taken back, also what runs after the cut. (The model may swallow
+    what ends the pass.)"""
+
+    def leave(self) -> None:
+        self._over = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._over:
+            return self._guarded(func, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Rehearsal(Proving):
     """A replay that computes everything and learns from the comparison: fills the plan."""
 
     def __init__(
@@ -45,18 +67,18 @@ class Rehearsal(Replayer):
         super().__init__(inputs, owned, tape, plan, indices)
         self._layer = layer
         self._drawn = False
-        self._axis = SampleAxis(tape.size, len(indices), inputs, self.lasts)
+        self._axis = SampleAxis(tape.size, len(indices), inputs, owned, self.lasts)
         self._reading = Reading("", False, set(), None)
         self._logged: Logged | None = None
 
     def mixed(self, output: Any) -> str:
         """Why something of an output depends on other samples of the batch, or ""."""
-        return self._axis.read(ops.traits(torch.ops.aten.detach.default), (output,), {}).mixed
+        return self._axis.read(ops.HANDS_ON, (output,), {}).mixed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._over:
-            return func(*args, **kwargs)
+            return super().__torch_dispatch__(func, types, args, kwargs)
         traits = ops.traits(func)
         if traits.kind == "batch_norm":  # its statistics are not written to here
             traits = traits._replace(written=())
@@ -65,7 +87,25 @@ class Rehearsal(Replayer):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if traits.kind not in ("random", "host") and not self._normalised(func, args, kwargs, out):
             self._axis.follow(self._reading, traits, self._logged, args, kwargs, out, self._name(func))
+        if traits.logged is not None and not self.mixed(out):
+            self._note_places(traits, out)
         return out
+
+    def _note_places(self, traits: ops.Traits, out: Any) -> None:
+        """Where the samples sit in what the last operation gave: known for recorded ones, otherwise by shapes."""
+        op = self._plan.ops[-1] if self._plan.ops and traits.kind == "expensive" else None
+        if op is not None and op.samples:
+            known = zip(sequence(out), op.samples, strict=True)
+            places = [[s] if s else [] for o, s in known if isinstance(o, Tensor)]
+        else:
+            shapes = shapes_on_all(self._logged, out)
+            found = [
+                [] if s is None or t.is_meta else candidates(s, t.shape, self._tape.size, len(self._indices)) or []
+                for t, s in zip(tensors_in(out), shapes, strict=True)
+            ]
+            places = [options[:_PLACES] for options in found]
+        if any(places):
+            self._plan.places[self._at - 1] = places
 
     def _normalised(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """A BatchNorm hands on what it gets, with constants; in eval mode it is like any other operation."""
@@ -82,6 +122,9 @@ class Rehearsal(Replayer):
         if i >= len(program) or not same_operation(program[i].func, traits.logged):
             raise Diverged(f"the shallow part runs other operations on {len(self._indices)} samples ({func})")
         self._logged = program[i]
+        if i in self._plan.forced and not self._reading.mixed:
+            why = f"{self._name(func)}, which gives other values for a sample when another one changes"
+            self._reading = self._reading._replace(mixed=why)
 
     def _next(self, func: Any, kind: str) -> tuple[Entry, Op]:
         i, self._cursor = self._cursor, self._cursor + 1
@@ -165,13 +208,17 @@ class Rehearsal(Replayer):
         op.options = options
 
 
-class Swap(Replayer):
+class Swap(Proving):
     """All samples again, some of them overwritten with others; everything is computed.
 
     Args:
         indices: (N,) which sample stands at each place.
         untouched: the places that hold their own sample.
-        expected: what the recorded operations gave before, by their numbers; None: this pass finds out (`outputs`).
+        expected: the checksums of a pass in which all places did; None: this is that pass.
+
+    Attributes:
+        sums: a checksum of each sample's part of each output, by number of the operation, for each place where the
+            samples may sit.
     """
 
     def __init__(
@@ -182,22 +229,44 @@ class Swap(Replayer):
         plan: Plan,
         indices: Tensor,
         untouched: Tensor,
-        expected: dict[int, list[Any]] | None,
+        expected: dict[int, list[list[Tensor]]] | None,
     ) -> None:
         super().__init__(inputs, owned, tape, plan, indices)
-        self.outputs: dict[int, list[Any]] = {}
+        self.sums: dict[int, list[list[Tensor]]] = {}
         self._untouched = untouched
         self._expected = expected
-        self._changes: list[tuple[Op, Tensor]] = []
+        self._changes: list[tuple[int, Tensor]] = []
 
-    def changed(self) -> list[Op]:
+    def changed(self) -> set[int]:
         """The operations that gave other values for samples that were left alone. Waits for the device."""
         if not self._changes:
-            return []
+            return set()
         flags = torch.stack([flag for _, flag in self._changes]).tolist()
-        return [op for (op, _), flag in zip(self._changes, flags, strict=True) if flag]
+        return {number for (number, _), flag in zip(self._changes, flags, strict=True) if flag}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        at = self._at
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        number = self._at - 1
+        places = self._plan.places.get(number)
+        if places is not None and self._at > at:
+            size = self._tape.size
+            found = zip(tensors_in(out), places, strict=True)
+            sums = [[_checksum(s.first(t, size)) for s in options] for t, options in found]
+            self.sums[number] = sums
+            if self._expected is not None:
+                self._compare(number, self._expected[number], sums)
+        return out
+
+    def _compare(self, number: int, before: list[list[Tensor]], now: list[list[Tensor]]) -> None:
+        for was, became in zip(before, now, strict=True):
+            if was:  # wherever the samples sit: if some place explains it, it is not mixed
+                differ = [(a != b).index_select(0, self._untouched).any() for a, b in zip(was, became, strict=True)]
+                self._changes.append((number, torch.stack(differ).all()))
 
     def read(self, name: str, original: Callable[..., Any], t: Tensor, args: Any, kwargs: Any) -> Any:
+        if self._over:
+            return original(t, *args, **kwargs)
         entry, _ = self._next(name, "host")
         return original(entry.outputs[0], *args, **kwargs)
 
@@ -217,23 +286,23 @@ class Swap(Replayer):
         return entry.outputs[0]
 
     def _answer(self, func: Any, args: Any, kwargs: Any, entry: Entry, op: Op) -> Any:
-        out = kernels.run(func, args, kwargs)
-        if op.computed:
-            return out
-        found, number = sequence(out), self._cursor - 1
-        if self._expected is None:
-            self.outputs[number] = [o.detach().clone() if isinstance(o, Tensor) else o for o in found]
-            return out
-        for samples, before, now in zip(op.samples, self._expected[number], found, strict=True):
-            if samples is not None:
-                parts = (samples.take(t, self._untouched, self._tape.size) for t in (before, now))
-                self._changes.append((op, ~_bits_equal(*parts)))
-        return out
+        return kernels.run(func, args, kwargs)
 
 
-def _bits_equal(a: Tensor, b: Tensor) -> Tensor:
-    return ((a == b) | ((a != a) & (b != b))).all()
+def _checksum(part_NX: Tensor) -> Tensor:
+    """(N,) a number for each row that changes with any of its bits (but for one chance in 2^63 or so)."""
+    rows = part_NX.to(torch.uint8) if part_NX.dtype == torch.bool else part_NX.contiguous()
+    if rows.storage_offset():
+        rows = rows.clone()
+    if rows.shape[1] * rows.element_size() % 8 == 0 and rows.numel():
+        rows = rows.view(torch.int64)
+    else:
+        rows = rows.view(_BITS[rows.element_size()])
+    weights = torch.arange(1, rows.shape[1] + 1, device=rows.device) * _SPREAD
+    weights = (weights ^ (weights >> 31)) | 1
+    few = max(1, _AT_ONCE // max(1, rows.shape[1]))
+    return torch.cat([(some * weights).sum(1) for some in rows.split(few)])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(_bits_equal(a, b))
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

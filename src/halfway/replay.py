@@ -144,10 +144,14 @@ class Replayer(Pass):
 
     def finish(self) -> None:
         """The cut is reached: the whole tape must have been used."""
+        if self._cursor != len(self._tape.entries) or self._at != len(self._plan.sequence):
+            self._failing(Diverged("the shallow part runs fewer operations than in the probe"))
+        self.check()
+
+    def check(self) -> None:
+        """Raise again what was raised before, and may have been swallowed by the model."""
         if self._failure is not None:
             raise self._failure
-        if self._cursor != len(self._tape.entries) or self._at != len(self._plan.sequence):
-            raise Diverged("the shallow part runs fewer operations than in the probe")
 
     def move_statistics(self) -> None:
         """Running statistics take the step they took in the probe."""

@@ -88,6 +88,18 @@ class Pass(TorchDispatchMode):
         HostReads.unwatch()
         super().__exit__(*exception)
 
+    def _guarded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation; only the undo log is kept."""
+        traits = ops.traits(func)
+        if traits.written:
+            self._before_write(traits, args, kwargs)
+        if traits.kind == "random":
+            self._before_draw(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if traits.fresh:
+            self._note_birth(out)
+        return out
+
     def _note_birth(self, out: Any) -> None:
         for t in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._born.add(memory(t))
@@ -130,16 +142,7 @@ class Guard(Pass):
     """Runs everything; only the undo log is kept."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        traits = ops.traits(func)
-        if traits.written:
-            self._before_write(traits, args, kwargs)
-        if traits.kind == "random":
-            self._before_draw(func, args, kwargs)
-        out = func(*args, **kwargs)
-        if traits.fresh:
-            self._note_birth(out)
-        return out
+        return self._guarded(func, args, kwargs or {})
 
 
 class HostReads:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from . import batch
@@ -147,6 +148,8 @@ class Shallow:
 
         def stop(module: nn.Module, args: Any, output: Any) -> None:
             found.append(output)
+            if recorder is not None:
+                recorder.finished = True
             raise Stop
 
         seen: Seen | None = None
@@ -365,16 +368,21 @@ class Shallow:
     def _prove(self, probe: Probe, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
         """Find out whose recordings are whose, and that samples do not see each other. Leaves no trace."""
         self._rehearsals += 1
-        plan = Plan(program=list(probe.tape.program))
         drew_on_host = probe.host_random.moved()
         device, size = probe.features.device, probe.tape.size
         rows = rehearsed_rows(size, retained).to(device)
+        others = torch.ones(size, dtype=torch.bool, device=device).index_fill(0, rows, False).nonzero().flatten()
+        swapped = torch.arange(size, device=device)
+        swapped[rows] = others.repeat(-(-retained // len(others)))[:retained]
+        plan = Plan(program=list(probe.tape.program))
         try:
             self._rehearse(probe, plan, cut(rows), rows)
-            others = torch.ones(size, dtype=torch.bool, device=device).index_fill(0, rows, False).nonzero().flatten()
-            swapped = torch.arange(size, device=device)
-            swapped[rows] = others.repeat(-(-retained // len(others)))[:retained]
-            self._swap(probe, plan, cut, swapped, others)
+            mixing = self._swap(probe, plan, cut, swapped, others)
+            if mixing:
+                if any(len(places) > 1 for op in plan.ops if op.kind == "random" for places in op.options):
+                    raise Diverged("the shallow part mixes samples, or random draws belong to others than they seem to")
+                plan = Plan(program=plan.program, forced=mixing)
+                self._rehearse(probe, plan, cut(rows), rows)
             share, why = plan.mixed()
             if share == 1:
                 raise Diverged(f"all of the shallow part depends on other samples of the batch: it follows {why}")
@@ -396,9 +404,10 @@ class Shallow:
             rehearsal.finish()
             plan.mixed_features = rehearsal.mixed(self._cut_of(output))
             rehearsal.leave()
-            found = self.features([output], len(rows))
-            expected = probe.features.index_select(0, rows).flatten(1)
-            off = disagreement(expected, found.flatten(1)) / tolerance(found)
+            with _disable_current_modes():
+                found = self.features([output], len(rows))
+                expected = probe.features.index_select(0, rows).flatten(1)
+                off = disagreement(expected, found.flatten(1)) / tolerance(found)
             if off > ERROR and not plan.mixed_features:
                 raise Diverged(f"the features of {self.layer_name!r} depend on the other samples of the batch")
 
@@ -408,36 +417,34 @@ class Shallow:
     def _cut_of(self, output: Any) -> Any:
         return output if self.output is None else _part(output, self.output, self.layer_name)
 
-    def _swap(self, probe: Probe, plan: Plan, cut: Callable[[Tensor], Inputs], swapped: Tensor, others: Tensor) -> None:
-        """Run the shallow part on all samples, some overwritten with others, which must not change by that."""
-        same = torch.arange(len(swapped), device=swapped.device)
+    def _swap(
+        self, probe: Probe, plan: Plan, cut: Callable[[Tensor], Inputs], swapped: Tensor, others: Tensor
+    ) -> set[int]:
+        """Run the shallow part on all samples, some overwritten with others, which must not change by that; returns
+        the operations in which they do."""
 
-        def run(rows: Tensor, expected: dict[int, list[Any]] | None) -> Swap:
+        def run(rows: Tensor, expected: dict[int, list[list[Tensor]]] | None) -> Swap:
             inputs = cut(rows)
             swap = Swap(inputs.tensors(), self.footprint.memories, probe.tape, plan, rows, others, expected)
             self._pass(probe, swap, inputs, lambda output: swap.leave())
             return swap
 
-        before = {i: e.outputs for i, e in enumerate(probe.tape.entries) if e is not None}
-        if probe.tape.normalises():
-            # With statistics that are given, a BatchNorm rounds differently than with its own.
-            before = run(same, None).outputs
-        changed = run(swapped, before).changed()
-        if changed:
-            # Not the fault of the samples if it does not give the same for the same.
-            unsteady = {id(op) for op in run(same, before).changed()}
-            mixing = [op for op in changed if id(op) not in unsteady]
-            if mixing:
-                raise Diverged(
-                    f"{mixing[0].describe()} gives other values for a sample when another one changes: the shallow "
-                    "part mixes or reorders samples"
-                )
+        same = torch.arange(len(swapped), device=swapped.device)
+        sums = run(same, None).sums
+        changed = run(swapped, sums).changed()
+        # Not the fault of the samples if it does not give the same for the same.
+        return changed - run(same, sums).changed() if changed else changed
 
     def _pass(self, probe: Probe, passing: Replayer, inputs: Inputs, at_cut: Callable[[Any], None]) -> None:
         """Run the shallow part under `passing`, to the cut and as the probe did. Leaves no trace."""
 
+        failure: list[Diverged] = []
+
         def stop(module: nn.Module, args: Any, output: Any) -> None:
-            at_cut(output)
+            try:
+                at_cut(output)
+            except Diverged as difference:
+                failure.append(difference)  # the model may swallow it
             raise Stop
 
         example = inputs.tensors()[0]
@@ -445,6 +452,9 @@ class Shallow:
             probe.host_random.restore()
             with self._passing(example, NoGraph()), passing.entered():
                 self._run(inputs)
+        if failure:
+            raise failure[0]
+        passing.check()
 
     def fingerprint(self) -> list[Any]:
         """Changes when a parameter or buffer does; the statistics that training-mode BatchNorm only writes aside."""

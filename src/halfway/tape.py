@@ -103,21 +103,25 @@ class Tape:
         if not self.refusal:
             self.entries.append(entry)
 
-    def normalises(self) -> bool:
-        """Whether it has statistics of a training-mode BatchNorm."""
-        return any(e is not None and e.func in ops.BATCH_NORM for e in self.entries)
-
 
 class Recorder(Pass):
-    """Runs everything, keeps what a replay will need."""
+    """Runs everything, keeps what a replay will need.
+
+    Attributes:
+        finished: whether the cut has been reached. Whatever still runs then (a model may swallow what ends the pass)
+            is only undone.
+    """
 
     def __init__(self, inputs: list[Tensor], owned: set[int], size: int) -> None:
         super().__init__(inputs, owned)
         self.tape = Tape(size)
+        self.finished = False
         self._kept: dict[int, list[tuple[Entry, int]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.finished:
+            return self._guarded(func, args, kwargs)
         traits = ops.traits(func)
         if traits.refusal and not ops.excused(func, args):
             self.tape.refuse(traits.refusal)
@@ -125,7 +129,7 @@ class Recorder(Pass):
         if traits.fresh:
             self._note_birth(out)
         if traits.logged is not None and not self.tape.refusal:
-            self.tape.program.append(axis.log(traits, args, out))
+            self.tape.program.append(axis.log(func, traits, args, kwargs, out))
         return out
 
     def _run(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
@@ -159,7 +163,8 @@ class Recorder(Pass):
         return out
 
     def read(self, name: str, original: Callable[..., Any], t: Tensor, args: Any, kwargs: Any) -> Any:
-        self.tape.add(Entry(name, [t.detach().clone()]))
+        if not self.finished:
+            self.tape.add(Entry(name, [t.detach().clone()]))
         if name != "tolist":
             self._protect(memory(t), t)  # it may be written to from there
         return original(t, *args, **kwargs)
