@@ -291,7 +291,7 @@ class Swap(Proving):
 
 def _checksum(part_NX: Tensor) -> Tensor:
     """(N,) a number for each row that changes with any of its bits (but for one chance in 2^63 or so)."""
-    rows = part_NX.to(torch.uint8) if part_NX.dtype == torch.bool else part_NX.contiguous()
+    rows = (part_NX.to(torch.uint8) if part_NX.dtype == torch.bool else part_NX).contiguous()
     if rows.storage_offset():
         rows = rows.clone()
     if rows.shape[1] * rows.element_size() % 8 == 0 and rows.numel():
