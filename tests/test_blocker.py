@@ -304,6 +304,23 @@ def test_a_wrong_cut_is_an_error_on_the_first_batch_also_before_the_window(model
     assert hooks_of(model) == []
 
 
+@pytest.mark.parametrize(("reuse", "more"), [("auto", [4, 8, 8]), ("recompute", [])])
+@pytest.mark.parametrize("build", [Net, Plain])
+def test_the_first_pruned_batch_costs_three_shallow_forwards_more(build, reuse, more):
+    """One on the retained number of samples, two on all; a steady step is one on all, one on the retained."""
+    model, seen, deep = build(), [], []
+    model.stem.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
+    model.deep.register_forward_pre_hook(lambda m, args: deep.append(len(args[0])))
+    blocker = ForwardBlocker(model, "block" if isinstance(model, Net) else "stem", 0.5, reuse=reuse)
+    for step in range(3):
+        x, _ = (batches if isinstance(model, Net) else vectors)(1)[0]
+        model(blocker(x[:8])).sum().backward()
+        assert sorted(seen) == sorted([8, 4, *(more if step == 0 else [])])
+        assert deep == [4]
+        seen.clear()
+        deep.clear()
+
+
 @pytest.mark.parametrize("schedule", [None, Schedule(5)])
 @pytest.mark.parametrize("reuse", ["auto", "recompute"])
 def test_the_first_batch_leaves_weights_and_buffers_as_they_were(schedule, reuse):
