@@ -39,10 +39,11 @@ def test_a_program_with_this_step_trains_exactly(kind):
     """Random programs may not contain each kind of step. Behind it come a convolution, which is replayed if anything
     is, and a BatchNorm, whose statistics tell whether samples count as apart."""
     step, name = KINDS[kind]
-    for seed in range(3):
+    for seed in range(2):
         rng = random.Random(seed)
         steps = [Conv(rng), step(rng, name), Conv(rng), *([Norm(rng)] if seed else [])]
-        outcome = check(seed, Circumstances(calm=seed == 1, uneven=seed > 0, channels_last=seed == 2), steps=steps)
+        how = Circumstances(calm=seed == 1, uneven=seed == 1, channels_last=seed == 1)
+        outcome = check(seed, how, steps=steps)
         assert outcome.verdict == "right", outcome.line()
 
 
@@ -51,9 +52,9 @@ def test_the_reference_for_all_samples_is_plain_training(kind):
     """A replay that retains every sample differs in nothing: notes and plain runs must agree, without an engine."""
     step, name = KINDS[kind]
     compared = 0
-    for seed in range(4):
+    for seed in range(3):
         rng = random.Random(seed)
-        how = Circumstances(channels_last=seed % 2 == 1, whole=True)
+        how = Circumstances(channels_last=seed == 1, whole=True)
         made = make(rng, how, steps=[Norm(rng), step(rng, name), Conv(rng)], families=("ordinary",))
         if made is None:
             continue

@@ -26,7 +26,6 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda t: t.numpy().sum(),
     "numpy_force": lambda t: t.numpy(force=True).sum(),
     "asarray": lambda t: np.asarray(t).sum(),
-    "array": lambda t: np.array(t).sum(),
     "largest": lambda t: max(t),
     "cpu_numpy": lambda t: t.cpu().numpy().sum(),
     "dlpack": lambda t: np.from_dlpack(t).sum(),
