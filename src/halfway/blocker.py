@@ -215,7 +215,6 @@ class ForwardBlocker(Joinable):
         else:
             try:
                 part, selection = self._block(engine, whole, to_model, inputs, candidates, count)
-                engine.spend(size - count)
             except CutSkipped:
                 count = size
                 self._warn_skipped()
@@ -225,6 +224,8 @@ class ForwardBlocker(Joinable):
         counters.seen += size
         counters.retained += count
         counters.spent += count
+        if engine is not None and count < size:
+            engine.spend(size - count)
         self.last = selection
         self._feedback.expect(candidates, None if selection is None else selection.indices)
         return part

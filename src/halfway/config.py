@@ -7,13 +7,12 @@ an object is made, and what is no number at all is an error there.
 
 from __future__ import annotations
 
-import decimal
 import functools
 import inspect
 import json
 import numbers
 import operator
-import re
+import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -69,7 +68,8 @@ def as_number(value: Any) -> int | float | None:
         return as_number(value.detach().item()) if value.ndim == 0 else None
     if isinstance(value, numbers.Integral):
         return operator.index(value)
-    if isinstance(value, (numbers.Real, decimal.Decimal)):
+    decimal = sys.modules.get("decimal")  # not imported for this; whoever has such a number has
+    if isinstance(value, numbers.Real) or (decimal is not None and isinstance(value, decimal.Decimal)):
         return float(value)
     return as_number(value.item()) if _is_numpys(value) else None
 
@@ -82,7 +82,7 @@ def _is_numpys(value: Any) -> bool:
 def _kinds(annotation: Any) -> set[str]:
     """The names of the types in an annotation: {"int", "None"} for `int | None`."""
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return {part.strip() for part in re.sub(r"\[.*\]", "", text).split("|")}
+    return {part.partition("[")[0].strip() for part in text.split("|")}
 
 
 def _plain(name: str, value: Any, kinds: set[str]) -> Any:

@@ -91,8 +91,8 @@ class Engine:
         self._first: Probe | None = None
         self.meter: Meter | None = None
         self._metering: Meter | None = None
-        # Samples whose shallow forward is not counted yet.
-        self._unpriced = 0.0
+        # Samples whose shallow forward is not counted yet, one by one: a resumed run must add up to the same bits.
+        self._unpriced: list[float] = []
 
     def validate(self, inputs: Inputs, cut: Callable[[Tensor], Inputs], size: int, retained: int) -> None:
         """Find out on the first batch what would otherwise surface epochs later.
@@ -270,15 +270,16 @@ class Engine:
 
     def spend(self, samples: float) -> None:
         """The shallow forward of so many samples, beside what is counted for the retained ones."""
-        self._unpriced += samples
+        self._unpriced.append(samples)
         self._price(self.meter)
 
     def _price(self, meter: Meter | None) -> None:
         """Count what the shallow part has cost, as soon as it is known how that compares with a whole step."""
         self.meter = meter
         if meter is not None:
-            self.counters.spent += self._unpriced * meter.shallow_share
-            self._unpriced = 0.0
+            for samples in self._unpriced:
+                self.counters.spent += samples * meter.shallow_share
+            self._unpriced.clear()
 
     def _called(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Is this the call that was prepared? Then its forward is a replay."""

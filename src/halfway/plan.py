@@ -167,6 +167,9 @@ class Op:
                 if beside not in options:
                     self.computed = "nothing shows whose its whole numbers are"
                     return ""
+                if not torch.equal(beside.take(whole, indices, size), computed):  # as of a pooling across samples
+                    self.computed = "its whole numbers depend on the place that a sample has in the batch"
+                    return ""
                 chosen.append(beside)
                 continue
             tol = tolerance(whole)
