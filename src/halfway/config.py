@@ -27,13 +27,17 @@ _NUMBERS = {"int", "float", "bool"}
 def plain_settings(init: Callable[_P, None]) -> Callable[_P, None]:
     """Decorates an `__init__`: arguments annotated as int, float or bool (and perhaps more, as in `int | None`) arrive
     in it as plain Python, or are an error that names them."""
-    signature = inspect.signature(init)
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    settings = list(signature.parameters.values())[1:]
-    kinds = {p.name: _kinds(p.annotation) for p in settings if p.kind not in several}
+
+    @functools.cache
+    def read() -> tuple[inspect.Signature, dict[str, set[str]]]:  # when it is first needed, not with every import
+        signature = inspect.signature(init)
+        several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        settings = list(signature.parameters.values())[1:]
+        return signature, {p.name: _kinds(p.annotation) for p in settings if p.kind not in several}
 
     @functools.wraps(init)
     def plain_init(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        signature, kinds = read()
         bound = signature.bind(*args, **kwargs)
         for name in bound.arguments.keys() & kinds.keys():
             bound.arguments[name] = _plain(name, bound.arguments[name], kinds[name])
