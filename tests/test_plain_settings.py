@@ -87,7 +87,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize("number", [*FLOATS, *INTS.keys() - FLOATS.keys()])
+@pytest.mark.parametrize("number", [*dict.fromkeys([*FLOATS, *INTS])])
 @pytest.mark.parametrize("cls", SETTINGS, ids=lambda c: c.__name__)
 def test_settings_of_any_number_type_are_those_of_python(cls: Any, number: str) -> None:
     given = {name: other(value, number) for name, value in SETTINGS[cls].items()}

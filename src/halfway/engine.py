@@ -330,6 +330,7 @@ class Engine:
         owned = self.shallow.footprint.memories
         replayer = Replayer(tensors, owned, pending.probe.tape, pending.plan, pending.indices, pending.spot)
         replayer.meter = self._metering
+        replayer.open_ended = self.shallow.whole and pending.more_arguments
         pending.probe.host_random.restore()
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:

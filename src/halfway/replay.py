@@ -26,7 +26,8 @@ class Replayer(Pass):
     """Answers expensive operations from the tape, cut to the retained rows.
 
     `spot` is one operation that is computed all the same; `mismatch` then holds how far the recording was off. A
-    `meter` is told of operations that were answered.
+    `meter` is told of operations that were answered. If it is `open_ended`, more may follow than was recorded: a model
+    that is given labels goes on to its loss.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Replayer(Pass):
         self.computed_flops = 0.0
         self.mismatch: Tensor | None = None
         self.meter: Meter | None = None
+        self.open_ended = False
         self._tape = tape
         self._plan = plan
         self._indices = indices
@@ -79,6 +81,8 @@ class Replayer(Pass):
         kwargs = kwargs or {}
         if self._over:
             return func(*args, **kwargs)
+        if self.open_ended and self._at == len(self._plan.sequence) and self._cursor == len(self._tape.entries):
+            return self._guarded(func, args, kwargs)
         traits = ops.traits(func)
         try:
             if traits.logged is not None:
