@@ -119,7 +119,7 @@ def test_a_cut_of_torchscript_is_an_error_and_a_part_behind_the_cut_is_none(how:
         ({"model": torch.relu}, "model must be an nn.Module, got a builtin"),
         ({"model": nn.Linear}, "model must be an nn.Module, got a type"),
     ],
-    ids=lambda v: f"{next(iter(v))} {next(iter(v.values()))!r}" if isinstance(v, dict) else "",
+    ids=lambda v: f"{next(iter(v))} {type(next(iter(v.values()))).__name__}" if isinstance(v, dict) else "",
 )
 def test_an_argument_of_the_wrong_type_is_named_with_its_fix(arguments: dict[str, Any], words: str) -> None:
     model = network()
