@@ -203,10 +203,9 @@ class SampleAxis:
         parts = (place.first(t, self._retained) for place in places[:2])
         return all(bool((part != part[:1]).any()) for part in parts)
 
-    def keep(self, t: Tensor, like: Tensor) -> None:
-        """`t` is what `like` is: a normalisation with given statistics."""
-        where, source = memory(t), memory(like)
-        self._set(where, t, self._mixed.get(source, ""), source in self._rows)
+    def keep(self, t: Tensor, reading: Reading) -> None:
+        """`t` is what was read: a normalisation with given statistics."""
+        self._set(memory(t), t, reading.mixed, reading.rows)
 
     def drawn(self, numbers: list[Tensor], full: list[Any]) -> None:
         """Random numbers: rows if there is a part for each sample, otherwise constant. `full`: their shapes on N."""

@@ -112,7 +112,7 @@ class Rehearsal(Proving):
         if func not in ops.BATCH_NORM or not batch_norm.trains(func, args, kwargs):
             return False
         for t in tensors_in(out):
-            self._axis.keep(t, args[0])
+            self._axis.keep(t, self._reading)
         return True
 
     def _step(self, func: Any, traits: ops.Traits) -> None:
