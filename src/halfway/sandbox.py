@@ -70,7 +70,8 @@ class Pass(TorchDispatchMode):
     def undo(self) -> None:
         """Give all memory that outlasts the pass the bytes it had when the pass began."""
         for storage, before in self._undo.values():
-            storage.copy_(before)  # no operation on a tensor: a graph that saved one must not see its version move
+            if storage.nbytes() == before.nbytes():  # FSDP2 takes back what it had gathered
+                storage.copy_(before)  # no operation on a tensor: a graph that saved one must not see its version move
         self._undo.clear()
         for t, before in self._redirected:
             t.data = before
