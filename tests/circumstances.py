@@ -73,7 +73,7 @@ class Circumstances:
             dtype=half or torch.float64,
             autocast=half is not None and rng.random() < 0.6,
             channels_last=rng.random() < 0.3,
-            accumulate=rng.choice([1, 1, 1, 2]),
+            accumulate=rng.choice([1, 1, 1, 1, 1, 2]),
             whole=rng.random() < 0.2,
             calm=rng.random() < 0.3,
             uneven=rng.random() < 0.5,

@@ -112,7 +112,7 @@ def make(rng: random.Random, how: Circumstances, **settings: Any) -> Made | None
         return None
     if not all(g.isfinite().all() for g in gradients.values()):
         return None
-    return Made(program, n, side, ratio, steps=rng.choice([3, 3, 4]))
+    return Made(program, n, side, ratio)
 
 
 def prepare(
