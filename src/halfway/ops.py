@@ -49,6 +49,9 @@ _EMPTY = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_lik
 # Operations that hand on what they get, and run or not depending on memory layouts and on autocast's cache.
 _TRANSPARENT = ("_to_copy", "detach", "alias", "clone")
 _RESHAPING = ("_unsafe_view", "_reshape_alias", "reshape")
+# Numbers to compute with; those of an arange only say how many.
+_NUMBERS = ("Tensor", "number", "float", "complex")
+_COUNTING = ("arange",)
 # They take a `dim` only to put things side by side or apart; that shows in the shapes.
 _STRUCTURAL = ("cat", "stack", "unbind_copy", "split_copy", "split_with_sizes_copy", "select_copy", "slice_copy")
 # They go through the batch in order, or keep the axis they name and reduce over the others.
@@ -80,6 +83,7 @@ class Traits(NamedTuple):
     value_free, empty: whether its outputs do not depend on values, whether they are not set at all.
     opaque: whether nobody knows what it does to the sample axis.
     redirects: whether it gives a tensor other memory.
+    numbers, sizes: positions of the arguments that `plain` tells apart. (Instead of a tensor it may get a number.)
     """
 
     kind: Kind
@@ -94,6 +98,8 @@ class Traits(NamedTuple):
     empty: bool = False
     opaque: bool = False
     redirects: bool = False
+    numbers: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 @functools.cache
@@ -116,7 +122,16 @@ def traits(func: Any) -> Traits:
         empty=name in _EMPTY,
         opaque=func.namespace not in _KNOWN_NAMESPACES,
         redirects=name in _REDIRECTING,
+        numbers=() if name in _COUNTING else _positions(func, _NUMBERS),
+        sizes=_positions(func, ("int", *(_NUMBERS if name in _COUNTING else ()))),
     )
+
+
+def _positions(func: torch._ops.OpOverload, types: tuple[str, ...]) -> tuple[int, ...]:
+    """Of the arguments of these types, optional ones and lists included; but a list of tensors holds no numbers."""
+    found = [str(a.type).replace("Optional[", "").rstrip("]") for a in func._schema.arguments]
+    found = [t if t == "List[Tensor" else t.removeprefix("List[") for t in found]
+    return tuple(i for i, t in enumerate(found) if t in types)
 
 
 def _kind(func: torch._ops.OpOverload) -> Kind:

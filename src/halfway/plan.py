@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from . import rows
+from .plain import Plain
 from .text import columns
 
 # How far two runs of one operation on different batch sizes may differ, relative to the output's norm.
@@ -211,6 +212,7 @@ class Plan:
     refusal: why such steps cannot be replayed, if they cannot.
     places: where the samples may sit in the outputs of each operation of the program, if they are apart there.
     forced: operations of the program, by number, that were seen to mix samples.
+    uneven: operations that are given other numbers or sizes on S samples than on N: what they are given.
     undecided: whether a random draw did not show whose it was; another one may.
     mixed_features: why the features at the cut depend on other samples, if they do.
     """
@@ -220,9 +222,23 @@ class Plan:
     ops: list[Op] = field(default_factory=list)
     places: dict[int, list[list[Samples]]] = field(default_factory=dict)
     forced: set[int] = field(default_factory=set)
+    uneven: dict[int, tuple[Plain, Plain]] = field(default_factory=dict)
     refusal: str = ""
     undecided: bool = False
     mixed_features: str = ""
+
+    def explains(self, number: int, full: Plain, part: Plain) -> bool:
+        """Whether it is known that an operation is given this on N samples and that on S."""
+        if part.agrees(full):
+            return True
+        known = self.uneven.get(number)
+        if known is None:
+            return False
+        # What follows it is computed if the numbers have differed before; they may differ in another way now.
+        numbers_follow_the_batch = not known[1].same_numbers(known[0])
+        if not numbers_follow_the_batch and not part.same_numbers(full):
+            return False
+        return full.sizes == part.sizes or (full.sizes, part.sizes) == (known[0].sizes, known[1].sizes)
 
     def spot(self, turn: int) -> int | None:
         """Which operation to recompute and compare, round robin; None if there is none to check."""

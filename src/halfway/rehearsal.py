@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import batch_norm, kernels, ops
+from . import batch_norm, kernels, ops, plain
 from .axis import Logged, Reading, SampleAxis, shapes_on_all
 from .flops import flops_of
 from .plan import Op, Plan, Samples, candidates, is_inexact
@@ -115,13 +115,19 @@ class Rehearsal(Proving):
             self._axis.keep(t, self._reading)
         return True
 
-    def _step(self, func: Any, traits: ops.Traits) -> None:
+    def _step(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> None:
         i, self._at = self._at, self._at + 1
         self._plan.sequence.append(traits.logged)
         program = self._plan.program
         if i >= len(program) or not same_operation(program[i].func, traits.logged):
             raise Diverged(f"the shallow part runs other operations on {len(self._indices)} samples ({func})")
         self._logged = program[i]
+        given, expected = plain.given(traits, args, kwargs), self._tape.plain[i]
+        if not given.agrees(expected):
+            self._plan.uneven[i] = expected, given
+            if not given.same_numbers(expected):
+                why = f"{self._name(func)}, which is given another number when there are fewer samples"
+                self._reading = self._reading._replace(mixed=self._reading.mixed or why)
         if i in self._plan.forced and not self._reading.mixed:
             why = f"{self._name(func)}, which gives other values for a sample when another one changes"
             self._reading = self._reading._replace(mixed=why)
@@ -270,10 +276,12 @@ class Swap(Proving):
         entry, _ = self._next(name, "host")
         return original(entry.outputs[0], *args, **kwargs)
 
-    def _step(self, func: Any, traits: ops.Traits) -> None:
+    def _step(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> None:
         i, self._at = self._at, self._at + 1
         if i >= len(self._plan.program) or not same_operation(self._plan.program[i].func, traits.logged):
             raise Diverged(f"the shallow part runs other operations for other values ({func})")
+        if not plain.given(traits, args, kwargs).agrees(self._tape.plain[i]):
+            raise Diverged(f"the shallow part computes with other numbers for other values ({func})")
 
     def _next(self, func: Any, kind: str) -> tuple[Entry, Op]:
         i, self._cursor = self._cursor, self._cursor + 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 
-from . import batch_norm, ops
+from . import batch_norm, ops, plain
 from .flops import Meter
 from .plan import Op, Plan, disagreement
 from .sandbox import Pass, written_tensors
@@ -86,7 +86,7 @@ class Replayer(Pass):
         traits = ops.traits(func)
         try:
             if traits.logged is not None:
-                self._step(func, traits)
+                self._step(func, traits, args, kwargs)
             out = self._run(func, traits, args, kwargs)
         except Diverged as difference:
             raise self._failing(difference) from None
@@ -99,11 +99,14 @@ class Replayer(Pass):
         self._failure = self._failure or difference
         return self._failure
 
-    def _step(self, func: Any, traits: ops.Traits) -> None:
+    def _step(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> None:
         """One operation further in the program; it must be the one that was rehearsed."""
         i, self._at = self._at, self._at + 1
         if i >= len(self._plan.sequence) or self._plan.sequence[i] is not traits.logged:
             raise Diverged("the shallow part runs other operations than in the probe")
+        given, expected = plain.given(traits, args, kwargs), self._tape.plain[i]
+        if given != expected and not self._plan.explains(i, expected, given):
+            raise Diverged(f"{func} is given other numbers for {len(self._indices)} samples than for {self._tape.size}")
 
     def _run(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
         kind = traits.kind
@@ -132,7 +135,7 @@ class Replayer(Pass):
         try:
             entry, _ = self._next(name, "host")
             expected = entry.outputs[0]
-            if t.shape != expected.shape or t.dtype != expected.dtype or not _same_values(t, expected):
+            if t.shape != expected.shape or t.dtype != expected.dtype or not plain.same_values(t, expected):
                 raise Diverged(OTHER_VALUES)
         except Diverged as difference:
             raise self._failing(difference) from None
@@ -142,7 +145,7 @@ class Replayer(Pass):
 
     def _host(self, func: Any, args: Any, kwargs: Any, entry: Entry) -> Any:
         value = func(*args, **kwargs)
-        if not _same(value, entry.outputs[0]):
+        if not plain.same(value, entry.outputs[0]):
             raise Diverged(OTHER_VALUES)
         return value
 
@@ -244,11 +247,3 @@ def like(func: Any, outputs: list[Any]) -> Any:
 
 def shapes(args: tuple[Any, ...]) -> tuple[torch.Size, ...]:
     return tuple([a.shape for a in args if isinstance(a, Tensor)])
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a == b or (a != a and b != b)
-
-
-def _same_values(a: Tensor, b: Tensor) -> bool:
-    return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -48,6 +48,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from . import axis, batch_norm, kernels, ops
+from .plain import Plain, given
 from .sandbox import Pass, foreign_hooks, written_tensors
 from .sharding import memory
 
@@ -85,12 +86,14 @@ class Tape:
 
     Attributes:
         program: all operations, cheap ones included. What is proven of a program holds for no other.
+        plain: what each of them was given beside tensors. This may be something else in every step.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.entries: list[Entry | None] = []
         self.program: list[axis.Logged] = []
+        self.plain: list[Plain] = []
         self.refusal = ""
 
     def refuse(self, reason: str) -> None:
@@ -98,6 +101,7 @@ class Tape:
         self.refusal = self.refusal or reason
         self.entries.clear()
         self.program.clear()
+        self.plain.clear()
 
     def add(self, entry: Entry) -> None:
         if not self.refusal:
@@ -125,11 +129,14 @@ class Recorder(Pass):
         traits = ops.traits(func)
         if traits.refusal and not ops.excused(func, args):
             self.tape.refuse(traits.refusal)
+        logged = traits.logged is not None and not self.tape.refusal
+        plain = given(traits, args, kwargs) if logged else None
         out = self._run(func, traits, args, kwargs)
         if traits.fresh:
             self._note_birth(out)
-        if traits.logged is not None and not self.tape.refusal:
+        if plain is not None and not self.tape.refusal:
             self.tape.program.append(axis.log(func, traits, args, kwargs, out))
+            self.tape.plain.append(plain)
         return out
 
     def _run(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
