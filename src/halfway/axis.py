@@ -44,6 +44,8 @@ class Reading(NamedTuple):
     memories: where it lies. first: the shape of the first argument, if that is a tensor.
     numbered: which of it numbers the samples, or "".
     leaves: whether it also writes to memory that lasts, as an observer of extremes does.
+    undecided: whether some of it was drawn at random for nobody knows which sample; apart: whether other rows are read
+    beside that, which will show it.
     """
 
     mixed: str
@@ -52,6 +54,8 @@ class Reading(NamedTuple):
     first: Any
     numbered: str = ""
     leaves: bool = False
+    undecided: bool = False
+    apart: bool = False
 
 
 class Logged(NamedTuple):
@@ -102,12 +106,14 @@ class SampleAxis:
         self._without_axis: dict[tuple[Any, ...], str] = {}
         # Constants, or views of them, that differ from sample to sample.
         self._numbered: dict[Any, str] = {}
+        # Random draws that may belong to this sample or to that one, and what is made of them alone.
+        self._undecided: set[int] = set()
         # Weak references: the data is freed, but its address is not given to another tensor.
         self._held: dict[int, StorageWeakRef] = {}
 
     def read(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """What the operation will read; to be asked before it runs."""
-        mixed, rows, numbered = "", False, ""
+        mixed, rows, numbered, undecided, apart = "", False, "", False, False
         memories = set()
         written = _written(traits, args, kwargs)
         for t in tensors_in((args, kwargs)):
@@ -119,8 +125,10 @@ class SampleAxis:
                 mixed = mixed or "memory that was filled by something no dispatch mode can see"
             mixed = mixed or self._mixed.get(where) or self._without_axis.get(_view(t), "")
             rows |= where in self._rows
+            undecided |= where in self._undecided
+            apart |= where in self._rows and where not in self._undecided
             number = self._numbered.get(where) or self._numbered.get(_view(t), "")
-            if t.ndim and t.shape[0] == self._retained and self._lasts(where) and where not in self._owned:
+            if self._may_number(t) and self._lasts(where) and where not in self._owned:
                 number = _MADE_BY_PYTHON
             # x[arange(len(x)), ...] is x, unless Python may think of another order next time.
             identity = traits.logged is aten.index.Tensor and number != _MADE_BY_PYTHON and _is_arange(t)
@@ -131,7 +139,12 @@ class SampleAxis:
             return Reading("", False, memories, first)
         if rows and numbered:
             mixed = mixed or f"{numbered}, which numbers the samples"
-        return Reading(mixed, rows, memories, first, numbered, leaves=any(map(self._lasts, written)))
+        leaves = any(map(self._lasts, written))
+        return Reading(mixed, rows, memories, first, numbered, leaves, undecided, apart)
+
+    def _may_number(self, t: Tensor) -> bool:
+        """Whether there is a part for each sample, and not one part expanded to all."""
+        return t.ndim > 0 and t.shape[0] == self._retained and t.stride(0) != 0
 
     def judge(self, reading: Reading, traits: ops.Traits, full: Logged | None, out: Any, name: str) -> list[str]:
         """For each tensor in `out` why it is mixed, or "". `full`: the operation on all samples; None for one that is
@@ -181,6 +194,8 @@ class SampleAxis:
                 self._without_axis[_view(t)] = why
             if not view:
                 self._set(where, t, why, reading.rows, fresh=where not in written)
+                if reading.undecided and not reading.apart:
+                    self._undecided.add(where)
                 if traits.empty:
                     self._unset.add(where)
             if constant and not why and (reading.numbered if shape is None else self._differs(shape, t, traits)):
@@ -211,6 +226,8 @@ class SampleAxis:
         """Random numbers: rows if there is a part for each sample, otherwise constant. `full`: their shapes on N."""
         for t, shape in zip(numbers, full, strict=True):
             self._set(memory(t), t, "", shape != t.shape)
+            if len(candidates(shape, t.shape, self._size, self._retained) or ()) > 1:
+                self._undecided.add(memory(t))
 
     def _set(self, where: int, t: Tensor, why: str, rows: bool, fresh: bool = True) -> None:
         if where not in self._held:
@@ -220,6 +237,7 @@ class SampleAxis:
             self._numbered.pop(where, None)
             self._rows.discard(where)
             self._unset.discard(where)
+            self._undecided.discard(where)
         if why:
             self._mixed.setdefault(where, why)
         elif rows:

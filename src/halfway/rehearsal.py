@@ -85,6 +85,8 @@ class Rehearsal(Proving):
         self._reading = self._axis.read(traits, args, kwargs)
         self._logged = None
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._reading.undecided and self._reading.mixed:
+            raise self._failing(Diverged(f"nothing shows whose random numbers meet {self._reading.mixed}"))
         if traits.kind not in ("random", "host") and not self._normalised(func, args, kwargs, out):
             self._axis.follow(self._reading, traits, self._logged, args, kwargs, out, self._name(func))
         if traits.logged is not None and not self.mixed(out):
