@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .flops import Meter
 from .inputs import Inputs
@@ -157,7 +158,9 @@ class Engine:
             return
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:
-            callback(self.shallow.seen([output], size))
+            # What the selector computes is not the model's.
+            with _disable_current_modes() if self._metering else contextlib.nullcontext():
+                callback(self.shallow.seen([output], size))
 
         def called(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             self._disarm()
