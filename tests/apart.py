@@ -106,7 +106,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), rate) if rate else None
     outcome = Outcome()
     with blocker, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="halfway")
+        warnings.filterwarnings("ignore", message="halfway computes")
         for x in batches:
             if scores is not None:
                 blocker.selector.scores = next(scores)

@@ -24,7 +24,7 @@ from .interception import Handler, Interception
 from .plan import Plan, disagreement, tolerance
 from .replay import Replayer
 from .sandbox import HostRandom
-from .shallow import ERROR, Probe, Seen, Shallow, autocast_state
+from .shallow import ERROR, Probe, Seen, Shallow, autocast_state, failed
 from .stats import Counters
 from .tape import Diverged
 
@@ -335,12 +335,15 @@ class Engine:
         replayer.meter = self._metering
         replayer.open_ended = self.shallow.whole and pending.more_arguments
         pending.probe.host_random.restore()
+        finished = False
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:
+            nonlocal finished
             replayer.finish()
             replayer.leave()
             replayer.move_statistics()
             now.restore()
+            finished = True
             self._count(pending, replayer)
             self._audit(pending, replayer, output)
 
@@ -355,10 +358,15 @@ class Engine:
             replayer.check()
             return output
         except Diverged as difference:
-            replayer.undo()
-            before.restore()
-            now.restore()
-            self._fell_back(difference.reason, len(pending.indices))
+            reason = difference.reason
+        except Exception as error:
+            if finished:
+                raise
+            reason = failed(error)
+        replayer.undo()
+        before.restore()
+        now.restore()
+        self._fell_back(reason, len(pending.indices))
         return original(*args, **kwargs)
 
     def _count(self, pending: _Pending, replayer: Replayer) -> None:

@@ -122,16 +122,31 @@ def traits(func: Any) -> Traits:
         empty=name in _EMPTY,
         opaque=func.namespace not in _KNOWN_NAMESPACES,
         redirects=name in _REDIRECTING,
-        numbers=() if name in _COUNTING else _positions(func, _NUMBERS),
-        sizes=_positions(func, ("int", *(_NUMBERS if name in _COUNTING else ()))),
+        numbers=_numbers(func, name),
+        sizes=_sizes(func, name),
     )
 
 
-def _positions(func: torch._ops.OpOverload, types: tuple[str, ...]) -> tuple[int, ...]:
-    """Of the arguments of these types, optional ones and lists included; but a list of tensors holds no numbers."""
+def _plain_types(func: torch._ops.OpOverload) -> list[str]:
+    """The types of the arguments without "optional" and "list"; but a list of tensors holds no numbers."""
     found = [str(a.type).replace("Optional[", "").rstrip("]") for a in func._schema.arguments]
-    found = [t if t == "List[Tensor" else t.removeprefix("List[") for t in found]
-    return tuple(i for i, t in enumerate(found) if t in types)
+    return [t if t == "List[Tensor" else t.removeprefix("List[") for t in found]
+
+
+def _numbers(func: torch._ops.OpOverload, name: str) -> tuple[int, ...]:
+    if name in _COUNTING:
+        return ()
+    # How large a random number may be is a whole number, and one to compute with.
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    declared = zip(_plain_types(func), func._schema.arguments, strict=True)
+    return tuple(
+        i for i, (t, a) in enumerate(declared) if t in _NUMBERS or (draws and t == "int" and a.name != "size")
+    )
+
+
+def _sizes(func: torch._ops.OpOverload, name: str) -> tuple[int, ...]:
+    numbers = _numbers(func, name)
+    return tuple(i for i, t in enumerate(_plain_types(func)) if t in ("int", *_NUMBERS) and i not in numbers)
 
 
 def _kind(func: torch._ops.OpOverload) -> Kind:

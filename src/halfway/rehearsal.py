@@ -129,6 +129,8 @@ class Rehearsal(Proving):
             self._plan.uneven[i] = expected, given
             if not given.same_numbers(expected):
                 why = f"{self._name(func)}, which is given another number when there are fewer samples"
+                if traits.kind == "random":
+                    raise Diverged(f"random numbers are drawn by {why}")
                 self._reading = self._reading._replace(mixed=self._reading.mixed or why)
         if i in self._plan.forced and not self._reading.mixed:
             why = f"{self._name(func)}, which gives other values for a sample when another one changes"

@@ -162,7 +162,7 @@ class Shallow:
                 stack.enter_context(self.hooked(stop))
                 watched = stack.enter_context(self._watching())
                 if new:
-                    stack.enter_context(_entering(lambda m, _: entered.add(m)))
+                    stack.enter_context(_modules_seen(lambda m, _: entered.add(m)))
                     stack.callback(self.footprint.enter, entered)
                 stack.enter_context(self.footprint.kept(audited=new))
                 recorder = Recorder(tensors, self.footprint.memories, size)
@@ -411,7 +411,10 @@ class Shallow:
             if off > ERROR and not plan.mixed_features:
                 raise Diverged(f"the features of {self.layer_name!r} depend on the other samples of the batch")
 
-        with _entering(enter):
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            entered.pop()
+
+        with _modules_seen(enter, leave):
             self._pass(probe, rehearsal, part, at_cut)
 
     def _cut_of(self, output: Any) -> Any:
@@ -451,7 +454,10 @@ class Shallow:
         with self.hooked(stop), sandbox(self.footprint, passing, example.device, audited=True):
             probe.host_random.restore()
             with self._passing(example, NoGraph()), passing.entered():
-                self._run(inputs)
+                try:
+                    self._run(inputs)
+                except Exception as error:
+                    raise Diverged(failed(error)) from error
         if failure:
             raise failure[0]
         passing.check()
@@ -473,6 +479,11 @@ class Shallow:
         return self.autocast or autocast_state(example.device.type)
 
 
+def failed(error: Exception) -> str:
+    """In words. If it is the model's own failure, its call on the retained samples will raise it again."""
+    return f"the shallow part fails on other samples than the whole batch ({type(error).__name__}: {error})"
+
+
 def _part(found: Any, output: int | str, name: str) -> Any:
     try:
         return found[output]
@@ -483,12 +494,18 @@ def _part(found: Any, output: int | str, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _entering(hook: Callable[[nn.Module, Any], None]) -> Iterator[None]:
-    handle = nn.modules.module.register_module_forward_pre_hook(hook)
+def _modules_seen(
+    enter: Callable[[nn.Module, Any], None], leave: Callable[[nn.Module, Any, Any], None] | None = None
+) -> Iterator[None]:
+    """Every module that is called says so, and when it returns."""
+    handles = [nn.modules.module.register_module_forward_pre_hook(enter)]
+    if leave is not None:
+        handles.append(nn.modules.module.register_module_forward_hook(leave))
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def rehearsed_rows(size: int, retained: int) -> Tensor:
