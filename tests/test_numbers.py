@@ -38,6 +38,9 @@ USES = {
     "new_full": lambda h, n: h * h.new_full((16,), 4 / n),
     "fill_": lambda h, n: h * torch.empty(16).fill_(4 / n),
     "linspace": lambda h, n: h * torch.linspace(0, n, 16),
+    "a count": lambda h, n: h * torch.ones(n).sum().rsqrt(),
+    "a mean of zeros and ones": lambda h, n: h * torch.cat([torch.ones(4), torch.zeros(n)]).mean(),
+    "a length in a product": lambda h, n: h * (torch.ones(1, n) @ torch.ones(n, 1)).rsqrt(),
     "a shift": lambda h, n: h.roll(n % 7, 1),
     "a place": lambda h, n: h * h.detach().narrow(1, n % 5, 1),
     "a diagonal": lambda h, n: (h.view(-1, 4, 4) * torch.ones(4, 4).tril(n % 3)).flatten(1),
@@ -88,6 +91,30 @@ def test_random_numbers_as_large_as_the_batch(draw: str) -> None:
     """Drawn for all samples they would point to samples that have left."""
     torch.manual_seed(0)
     train(Net(DRAWS[draw]), normal_batches(6, 32, 16), draws=True).assert_right()
+
+
+MIXED = {
+    "mean": lambda h: h - h.mean(0),
+    "neighbour": lambda h: h - h.roll(1, 0),
+    "order": lambda h: h.flip(0).clone(),
+    "product": lambda h: h @ (h.T @ h) / 100,
+    "sorted": lambda h: h.sort(0).values,
+}
+
+
+@pytest.mark.parametrize("draw", [F.rrelu, F.rrelu_, nn.RReLU(0.1, 0.6), nn.RReLU(0.1, 0.6, inplace=True)])
+@pytest.mark.parametrize("mixed", MIXED)
+def test_a_draw_that_computes_with_what_it_overwrites(mixed: str, draw) -> None:
+    """Its output cannot be computed again to see whether it depends on other samples: it must be known of its input."""
+    torch.manual_seed(0)
+
+    def between(h):
+        h = MIXED[mixed](h)
+        if isinstance(draw, nn.Module):
+            return draw(h)
+        return draw(h, 0.1, 0.6, training=True)
+
+    train(Net(between), normal_batches(4, 32, 16), draws=True).assert_right()
 
 
 def test_a_model_that_fails_on_other_samples_is_computed() -> None:

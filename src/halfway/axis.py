@@ -11,8 +11,8 @@ nothing. So the axis itself is followed. Every memory is
 An output has the sample axis if its shape scales with the number of samples, which the same program on N and on S of
 them shows. Rows in and no axis out is a reduction over the batch. So is an operation along that axis (`cumsum(0)`), and
 a shape that does not scale as one part per sample would (`x @ x.T`). A constant that is not the same for all samples
-numbers them (`arange(len(x))`), and who leaves the batch changes the others' numbers. What is made of something mixed
-is mixed. In-place writes count for the whole memory, and for its views.
+numbers them (`arange(len(x))`), and who leaves the batch changes the others' numbers; one that is reduced counts them
+(`ones(len(x)).sum()`). What is made of something mixed is mixed. In-place writes count for the whole memory, and for its views.
 
 This cannot see an operation that keeps the axis and reorders it by its own values (`x[perm]`): that is what `rehearsal`
 compares values for. The two together are the proof.
@@ -42,7 +42,7 @@ class Reading(NamedTuple):
 
     mixed: why some of it is, or "". rows: whether some of it has a part per sample.
     memories: where it lies. first: the shape of the first argument, if that is a tensor.
-    numbered: which of it numbers the samples, or "".
+    numbered: which of it numbers the samples, or "". counts: whether some of it is a constant with a part per sample.
     leaves: whether it also writes to memory that lasts, as an observer of extremes does.
     undecided: whether some of it was drawn at random for nobody knows which sample; apart: whether other rows are read
     beside that, which will show it.
@@ -56,6 +56,7 @@ class Reading(NamedTuple):
     leaves: bool = False
     undecided: bool = False
     apart: bool = False
+    counts: bool = False
 
 
 class Logged(NamedTuple):
@@ -106,6 +107,10 @@ class SampleAxis:
         self._without_axis: dict[tuple[Any, ...], str] = {}
         # Constants, or views of them, that differ from sample to sample.
         self._numbered: dict[Any, str] = {}
+        # Constants, or views of them, that have a part for each sample, numbered or not.
+        self._counts: set[Any] = set()
+        # Views of these that have lost it, such as ones(n, 4)[0].
+        self._one_part: set[Any] = set()
         # Random draws that may belong to this sample or to that one, and what is made of them alone.
         self._undecided: set[int] = set()
         # Weak references: the data is freed, but its address is not given to another tensor.
@@ -113,7 +118,7 @@ class SampleAxis:
 
     def read(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reading:
         """What the operation will read; to be asked before it runs."""
-        mixed, rows, numbered, undecided, apart = "", False, "", False, False
+        mixed, rows, numbered, undecided, apart, counts = "", False, "", False, False, False
         memories = set()
         written = _written(traits, args, kwargs)
         for t in tensors_in((args, kwargs)):
@@ -127,6 +132,7 @@ class SampleAxis:
             rows |= where in self._rows
             undecided |= where in self._undecided
             apart |= where in self._rows and where not in self._undecided
+            counts |= (where in self._counts or _view(t) in self._counts) and _view(t) not in self._one_part
             number = self._numbered.get(where) or self._numbered.get(_view(t), "")
             if self._may_number(t) and self._lasts(where) and where not in self._owned:
                 number = _MADE_BY_PYTHON
@@ -140,7 +146,7 @@ class SampleAxis:
         if rows and numbered:
             mixed = mixed or f"{numbered}, which numbers the samples"
         leaves = any(map(self._lasts, written))
-        return Reading(mixed, rows, memories, first, numbered, leaves, undecided, apart)
+        return Reading(mixed, rows, memories, first, numbered, leaves, undecided, apart, counts)
 
     def _may_number(self, t: Tensor) -> bool:
         """Whether there is a part for each sample, and not one part expanded to all."""
@@ -171,6 +177,9 @@ class SampleAxis:
             )
         if reading.rows and not places and t.numel():
             return f"{name}, which reduces over the batch"
+        view = memory(t) in reading.memories
+        if reading.counts and full is not None and not places and t.numel() and not view:
+            return f"{name}, which counts the samples"
         return ""
 
     def follow(
@@ -186,7 +195,6 @@ class SampleAxis:
         """Note what the operation has made of what it read."""
         reasons = self.judge(reading, traits, full, out, name)
         written = _written(traits, args, kwargs)
-        constant = not reading.rows and not traits.value_free
         for t, why, shape in zip(tensors_in(out), reasons, shapes_on_all(full, out), strict=True):
             where = memory(t)
             view = where in reading.memories and where not in written
@@ -198,9 +206,18 @@ class SampleAxis:
                     self._undecided.add(where)
                 if traits.empty:
                     self._unset.add(where)
-            if constant and not why and (reading.numbered if shape is None else self._differs(shape, t, traits)):
-                number = _MADE_BY_PYTHON if traits.from_host else reading.numbered or name
-                self._numbered[_view(t) if view else where] = number
+            if reading.rows or why:
+                continue
+            key = _view(t) if view else where
+            places = None if shape is None else candidates(shape, t.shape, self._size, self._retained)
+            if places:
+                self._counts.add(key)
+            elif view and reading.counts and shape is not None:
+                self._one_part.add(key)
+            if traits.value_free:
+                continue
+            if reading.numbered if shape is None else self._differs(shape, t, traits):
+                self._numbered[key] = _MADE_BY_PYTHON if traits.from_host else reading.numbered or name
         unseen = reading.mixed or (f"{name}, whose effect does not show" if reading.rows else "")
         for where in written:
             self._unset.discard(where)
@@ -235,6 +252,7 @@ class SampleAxis:
         if fresh:
             self._mixed.pop(where, None)
             self._numbered.pop(where, None)
+            self._counts.discard(where)
             self._rows.discard(where)
             self._unset.discard(where)
             self._undecided.discard(where)

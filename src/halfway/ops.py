@@ -56,6 +56,8 @@ _COUNTING = ("arange",)
 _STRUCTURAL = ("cat", "stack", "unbind_copy", "split_copy", "split_with_sizes_copy", "select_copy", "slice_copy")
 # They go through the batch in order, or keep the axis they name and reduce over the others.
 _MIXING = ("renorm", "renorm_", "masked_scatter", "masked_scatter_")
+# Draws that compute with what they write to; all others fill it.
+_DRAWS_FROM_WRITTEN = ("rrelu_with_noise_", "rrelu_")
 _REDIRECTING = ("set_", "resize_", "resize_as_")
 # Who else but PyTorch is known to treat samples apart.
 _KNOWN_NAMESPACES = ("aten", "prims", "torchvision")
@@ -83,6 +85,7 @@ class Traits(NamedTuple):
     value_free, empty: whether its outputs do not depend on values, whether they are not set at all.
     opaque: whether nobody knows what it does to the sample axis.
     redirects: whether it gives a tensor other memory.
+    fills: whether what it writes to does not depend on what was there.
     numbers, sizes: positions of the arguments that `plain` tells apart. (Instead of a tensor it may get a number.)
     """
 
@@ -98,6 +101,7 @@ class Traits(NamedTuple):
     empty: bool = False
     opaque: bool = False
     redirects: bool = False
+    fills: bool = False
     numbers: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
 
@@ -122,6 +126,7 @@ def traits(func: Any) -> Traits:
         empty=name in _EMPTY,
         opaque=func.namespace not in _KNOWN_NAMESPACES,
         redirects=name in _REDIRECTING,
+        fills=torch.Tag.nondeterministic_seeded in func.tags and name not in _DRAWS_FROM_WRITTEN,
         numbers=_numbers(func, name),
         sizes=_sizes(func, name),
     )
@@ -139,9 +144,7 @@ def _numbers(func: torch._ops.OpOverload, name: str) -> tuple[int, ...]:
     # How large a random number may be is a whole number, and one to compute with.
     draws = torch.Tag.nondeterministic_seeded in func.tags
     declared = zip(_plain_types(func), func._schema.arguments, strict=True)
-    return tuple(
-        i for i, (t, a) in enumerate(declared) if t in _NUMBERS or (draws and t == "int" and a.name != "size")
-    )
+    return tuple(i for i, (t, a) in enumerate(declared) if t in _NUMBERS or (draws and t == "int" and a.name != "size"))
 
 
 def _sizes(func: torch._ops.OpOverload, name: str) -> tuple[int, ...]:

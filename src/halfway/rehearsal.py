@@ -184,8 +184,8 @@ class Rehearsal(Proving):
     def _draw(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any, entry: Entry, op: Op) -> Any:
         self._drawn = True
         written = list(written_tensors(traits, args, kwargs))
-        fills = all(any(t is w for w in written) for t in tensors_in((args, kwargs)))
-        if self._reading.mixed and not fills:
+        only_fills = traits.fills and all(any(t is w for w in written) for t in tensors_in((args, kwargs)))
+        if self._reading.mixed and not only_fills:
             raise Diverged(
                 f"{op.describe()} draws random numbers from values that depend on other samples ({self._reading.mixed})"
             )

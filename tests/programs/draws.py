@@ -222,11 +222,12 @@ class RandomSlope(Step):
                 return F.rrelu(x, 0.1, 0.6, training=True)
             return F.rrelu_(x, 0.1, 0.6, training=True) if self.kind == "in_place" else self.rrelu(x)
         slope = self.drawn(lambda: self._slopes(x.detach()))
-        return torch.where(x > 0, x, x * slope)
+        out = torch.where(x > 0, x, x * slope)
+        return out if self.kind == "in_place" else out.contiguous()  # as rrelu does: later draws follow the layout
 
     def _slopes(self, x: Tensor) -> Tensor:
-        out = F.rrelu(x, 0.1, 0.6, training=True)
-        return torch.where(x == 0, 1.0, out / x)
+        x = torch.where(x == 0, -1.0, x)  # a slope is drawn for zeros, too
+        return F.rrelu(x, 0.1, 0.6, training=True) / x
 
 
 class LayerDrop(Step):
