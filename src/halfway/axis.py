@@ -12,7 +12,8 @@ An output has the sample axis if its shape scales with the number of samples, wh
 them shows. Rows in and no axis out is a reduction over the batch. So is an operation along that axis (`cumsum(0)`), and
 a shape that does not scale as one part per sample would (`x @ x.T`). A constant that is not the same for all samples
 numbers them (`arange(len(x))`), and who leaves the batch changes the others' numbers; one that is reduced counts them
-(`ones(len(x)).sum()`). What is made of something mixed is mixed. In-place writes count for the whole memory, and for its views.
+(`ones(len(x)).sum()`). What is made of something mixed is mixed. In-place writes count for the whole memory, and for
+its views.
 
 This cannot see an operation that keeps the axis and reorders it by its own values (`x[perm]`): that is what `rehearsal`
 compares values for. The two together are the proof.
