@@ -31,4 +31,4 @@ matrix: $(BIN)/halfway
 
 # The table of the model zoo, which `make matrix` leaves alone. About ten minutes.
 zoo-matrix: $(BIN)/halfway
-	$(BIN)/python -m pytest -n 2 tests/test_model_zoo.py --zoo-matrix=docs/compatibility.md
+	$(BIN)/python -m pytest -n 2 tests/engine/test_model_zoo.py --zoo-matrix=docs/compatibility.md

@@ -17,15 +17,17 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from halfway.lab import data, nets, recipe
+from halfway.lab import data
+from halfway.lab.bench.measure import quartiles
 from halfway.lab.environment import environment
 from halfway.lab.files import write_json
-from halfway.lab.logs import Logs
-from halfway.lab.measure import quartiles
-from halfway.lab.order import BatchOrder
-from halfway.lab.progress import Bar
-from halfway.lab.run_folder import RunFolder
-from halfway.lab.training import Training
+from halfway.lab.models import small as nets
+from halfway.lab.recipes import schema as recipe
+from halfway.lab.training.logs import Logs
+from halfway.lab.training.loop import Training
+from halfway.lab.training.order import BatchOrder
+from halfway.lab.training.progress import Bar
+from halfway.lab.training.run_folder import RunFolder
 
 RESULT = Path(__file__).parent / "results" / "loop.json"
 

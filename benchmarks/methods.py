@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from halfway import ForwardBlocker, Schedule
-from halfway.flops import FlopCounter
-from halfway.lab import methods
+from halfway.engine.flops import FlopCounter
+from halfway.lab.bench.measure import quartiles
 from halfway.lab.environment import environment
 from halfway.lab.files import write_json, write_whole
-from halfway.lab.measure import quartiles
-from halfway.lab.models import build
+from halfway.lab.models.by_name import build
+from halfway.lab.recipes import methods
 from halfway.samplers import EpochSampler
 
 RESULTS = Path(__file__).parent / "results"

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from halfway import ForwardBlocker
-from halfway.lab import bench
+from halfway.lab.bench import steps as bench
+from halfway.lab.bench.measure import Clock, quartiles
 from halfway.lab.environment import environment
 from halfway.lab.files import write_json
-from halfway.lab.measure import Clock, quartiles
-from halfway.lab.models import build
-from halfway.ranks import Ranks
+from halfway.lab.models.by_name import build
+from halfway.state.ranks import Ranks
 
 RESULT = Path(__file__).parent / "results" / "ranks.json"
 COMMAND = "torchrun --nproc-per-node 2 benchmarks/ranks.py"

@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from halfway.lab import bench, bench_results
-from halfway.lab.bench_results import Case
+from halfway.lab.bench import results as bench_results
+from halfway.lab.bench import steps as bench
+from halfway.lab.bench.results import Case
 from halfway.lab.environment import environment
 from halfway.lab.files import write_json
-from halfway.lab.models import build
+from halfway.lab.models.by_name import build
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/zoo.py"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from halfway.lab import methods
+from halfway.lab.recipes import methods
 
 FOLDERS = ("rivals-cifar10", "rivals-cifar100")
 RATIOS = (0.3, 0.5, 0.7)

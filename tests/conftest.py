@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import matrix
+from tests.helpers import matrix
 
 _seen: list[matrix.Row] = []
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("yaml")
 
-from halfway.cli import main
-from halfway.lab import methods
+from halfway.lab.cli import main
+from halfway.lab.recipes import methods
 from halfway.samplers import SAMPLERS
 from halfway.selectors import SELECTORS
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 

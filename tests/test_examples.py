@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 # What to run, with few steps, and what it prints.
 RUNS: dict[str, tuple[list[str], list[str]]] = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import gaussian_kde
 
 from halfway import functional as PF
-from tests import reference
+from tests.helpers import reference
 
 DTYPES = [torch.float32, torch.float64]
 RULES = ["silverman", "scott", "identity"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from halfway import Density, ForwardBlocker
 
-from . import matrix
+from .helpers import matrix
 
 
 def test_rows_say_what_the_statistics_say() -> None:

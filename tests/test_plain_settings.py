@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from halfway import Density, DensityEstimator, ForwardBlocker, Schedule, selectors
-from halfway.config import as_number, plain_settings
-from halfway.memory import SampleMemory
 from halfway.samplers import SAMPLERS
 from halfway.selectors import SELECTORS, Candidates, Selector
+from halfway.settings import as_number, plain_settings
+from halfway.state.sample_memory import SampleMemory
 
 N = 12
 FLOATS = {

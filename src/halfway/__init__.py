@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import functional, selectors
-from .batch import WithIds
-from .blocker import ForwardBlocker
-from .cost import cost
-from .cuts import layers
-from .density import DensityEstimator
-from .engine import ReplayError
+from .batches.batch import WithIds
+from .blocker.blocker import ForwardBlocker
+from .costs.cost import cost
+from .costs.layers import layers
+from .engine.engine import ReplayError
 from .schedule import Schedule
 from .selectors import Density, Random, Selection, Selector
+from .state.estimator import DensityEstimator
 from .stats import Stats
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .config import whole
+from .settings import whole
 
 
 @dataclass(frozen=True)

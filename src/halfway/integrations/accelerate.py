@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..blocker import ForwardBlocker
+from ..blocker.blocker import ForwardBlocker
 
 
 def block(

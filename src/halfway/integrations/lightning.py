@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..blocker import ForwardBlocker
-from ..interception import Interception
-from .calls import checked, place
-from .fields import Fields
-from .logs import logged
+from ..blocker.blocker import ForwardBlocker
+from ..engine.interception import Interception
+from ._fields import Fields
+from ._logs import logged
+from ._training_step import checked, place
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..blocker import ForwardBlocker
-from ..losses import cross_entropy
+from ..blocker.blocker import ForwardBlocker
 from ..modules import unwrap
-from . import state
+from ..selectors.tools.losses import cross_entropy
+from . import _checkpoint as state
+from ._fields import Fields
+from ._logs import logged
 from .accelerate import refuse_unsupported
-from .fields import Fields
-from .logs import logged
 
 _Trainer: Any = object  # whichever Trainer comes behind the mixin
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from .. import functional as PF
-from ..config import as_json, plain_settings, refuse_another, share, whole
-from ..memory import SampleMemory
-from ..ranks import Ranks
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
+from ..settings import as_json, plain_settings, refuse_another, share, whole
+from ..state.ranks import Ranks
+from ..state.sample_memory import SampleMemory
 from .weights import Index
 
 if TYPE_CHECKING:

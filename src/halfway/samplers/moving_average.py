@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..memory import SampleMemory
+from ..state.sample_memory import SampleMemory
 from .base import Common, Decision, EpochSampler
 
 if TYPE_CHECKING:

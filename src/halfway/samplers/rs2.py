@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..memory import SampleMemory
+from ..state.sample_memory import SampleMemory
 from .base import Common, Decision, EpochSampler, highest
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ..batch import WithIds
+from ..batches.batch import WithIds
 
 
 class Index(int):

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..memory import SampleMemory
 from ..modules import find_layer
-from ..ranks import Ranks
+from ..state.ranks import Ranks
+from ..state.sample_memory import SampleMemory
 from .base import Candidates, Selection, Selector, not_finite, retained_rows
 from .density import find_channel_dim
-from .last_layer import last_linear
 from .last_loss import LOSSES_NOT_FINITE
-from .pivotal import distances, pivotal, standardised
+from .tools.last_layer import last_linear
+from .tools.pivotal import distances, pivotal, standardised
 
 FeatureSource = Literal["cut", "remembered"]
 

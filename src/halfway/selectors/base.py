@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as PF
-from ..config import plain_settings
-from ..ranks import ALONE, Ranks
+from ..settings import plain_settings
+from ..state.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional as PF
-from ..density import DensityEstimator
 from ..functional import BandwidthRule, UpdateRule
-from ..ranks import Ranks
+from ..state.estimator import DensityEstimator
+from ..state.ranks import Ranks
 from .base import Candidates, Selection, Selector, not_finite
 
 

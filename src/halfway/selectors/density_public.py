@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import functional as PF
-from ..density import DensityEstimator
+from ..state.estimator import DensityEstimator
 from .density import Density
 
 # Standard deviation of the noise, relative to the largest score of the batch.

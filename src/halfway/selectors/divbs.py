@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..losses import logit_gradients
 from .base import Candidates, Selection
-from .last_layer import channels_first, last_linear, width_of
 from .outputs import OutputRanking
+from .tools.last_layer import channels_first, last_linear, width_of
+from .tools.losses import logit_gradients
 
 # Below this share of what it could be, an inner product in float64 is taken for a rounding error.
 _ROUNDING = 1e-10

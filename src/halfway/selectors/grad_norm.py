@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..losses import LossFunction, logit_gradients
 from .base import Candidates, Selection
-from .draw import inclusion_probabilities, systematic
 from .outputs import OutputRanking
+from .tools.draw import inclusion_probabilities, systematic
+from .tools.losses import LossFunction, logit_gradients
 
 
 class GradNorm(OutputRanking):

@@ -7,11 +7,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..memory import SampleMemory
-from ..ranks import Ranks
+from ..state.ranks import Ranks
+from ..state.sample_memory import SampleMemory
 from .base import Candidates, Ranking, retained_rows
-from .draw import gumbel
-from .pivotal import standardised
+from .tools.draw import gumbel
+from .tools.pivotal import standardised
 
 Mode = Literal["hard", "soft"]
 # Log-losses are taken of at least this share of the batch's mean loss: a loss of 0 is small, not infinitely so.

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..losses import LossFunction
 from .base import Candidates
-from .draw import gumbel
 from .outputs import OutputRanking
+from .tools.draw import gumbel
+from .tools.losses import LossFunction
 
 Sampling = Literal["top", "rank"]
 

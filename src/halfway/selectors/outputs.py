@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..losses import LossFunction, cross_entropy, per_sample
 from .base import Candidates, Ranking
+from .tools.losses import LossFunction, cross_entropy, per_sample
 
 
 class OutputRanking(Ranking):

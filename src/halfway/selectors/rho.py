@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..losses import LossFunction
-from ..memory import SampleMemory
+from ..state.sample_memory import SampleMemory
 from .base import Candidates
 from .outputs import OutputRanking
+from .tools.losses import LossFunction
 
 _HOW_TO = "`halfway train RECIPE --method full data.holdout=true --save-losses FILE` writes such a file"
 

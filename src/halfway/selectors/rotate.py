@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..memory import SampleMemory
-from ..ranks import Ranks
+from ..state.ranks import Ranks
+from ..state.sample_memory import SampleMemory
 from .base import Candidates, Ranking
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..losses import LossFunction
-from ..ranks import Arriving, Ranks
+from ..state.ranks import Arriving, Ranks
 from .base import Candidates, Selection
-from .draw import inclusion_probabilities, systematic
 from .outputs import OutputRanking
+from .tools.draw import inclusion_probabilities, systematic
+from .tools.losses import LossFunction
 
 
 class SelectiveBackprop(OutputRanking):

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..losses import logits_of
 from .base import Candidates, Ranking
+from .tools.losses import logits_of
 
 Measure = Literal["entropy", "least_confidence", "margin"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from .. import page, summary
-from . import plots, words
+from ..comparison import table as summary
+from . import page, plots, words
 from .gallery import centroid_gallery, galleries
 from .method import how_it_was_measured
 from .pictures import load_pictures

@@ -15,11 +15,11 @@ from ...modules import find_layer
 from ...seeds import seed_of
 from ...selectors import Density
 from ...selectors.density import find_channel_dim
-from .. import tasks
 from ..data import Data
-from ..progress import Bar
-from ..recipe import Recipe
-from ..training import Training
+from ..recipes.schema import Recipe
+from ..training import tasks
+from ..training.loop import Training
+from ..training.progress import Bar
 
 SAMPLES = 2000
 _BATCH = 100

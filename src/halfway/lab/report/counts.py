@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run_folder import RunFolder
+from ..training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

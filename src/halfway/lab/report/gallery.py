@@ -6,10 +6,10 @@ import html
 import sys
 from collections.abc import Sequence
 
-from .. import nets, page
-from ..run_folder import RunFolder
-from ..trials import Group
-from . import plots
+from ..comparison.trials import Group
+from ..models import small as nets
+from ..training.run_folder import RunFolder
+from . import page, plots
 from .centroids import SAMPLES, heaviest
 from .counts import Counts
 from .pictures import Pictures

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
-from .. import recipe as recipes
-from ..recipe import Recipe
-from ..run_result import RunResult
+from ..recipes import schema as recipes
+from ..recipes.schema import Recipe
+from ..training.run_result import RunResult
 from .runs import Runs, flat_settings
 
 _GIVEN_OTHERWISE = {"name", "title", "root", "paper", "seed", "method", "prune_ratio", "data.workers"}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from .. import data as data_sets
-from .. import page
 from ..data import Data
-from ..recipe import Recipe
+from ..recipes.schema import Recipe
+from . import page
 
 SIDE = 64  # px, the longer one
 FEW = 32  # px: better seen than smoothed away, and smaller as PNG than the header of a JPEG

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..page import Draw, Theme, rate_edges
-from ..run_result import RunResult
-from ..summary import Row
-from ..trials import Group
+from ..comparison.table import Row
+from ..comparison.trials import Group
+from ..training.run_result import RunResult
 from .counts import Counts
+from .page import Draw, Theme, rate_edges
 from .runs import FEW_METHODS, Groups
 from .words import name
 

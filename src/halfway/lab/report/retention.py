@@ -6,10 +6,9 @@ import html
 
 from torch import Tensor
 
-from .. import page
-from ..progress import Bar
-from ..trials import Group
-from . import plots
+from ..comparison.trials import Group
+from ..training.progress import Bar
+from . import page, plots
 from .counts import Counts, read
 from .pictures import Pictures, class_names
 from .runs import PFB, Runs

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import recipe as recipes
-from ..methods import FULL, settings_of
-from ..recipe import Recipe
-from ..run_result import RunResult
-from ..trials import Group, group_of
+from ..comparison.trials import Group, group_of
+from ..recipes import schema as recipes
+from ..recipes.methods import FULL, settings_of
+from ..recipes.schema import Recipe
+from ..training.run_result import RunResult
 
 Groups = dict[Group, dict[int, RunResult]]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..paired import Difference
-from ..recipe import Recipe
-from ..summary import Row, difference_text
-from ..trials import Group
+from ..comparison.paired import Difference
+from ..comparison.table import Row, difference_text
+from ..comparison.trials import Group
+from ..recipes.schema import Recipe
 from .runs import PFB
 
 # Points. An interval that holds zero and is wider than this does not say that two methods do equally well.

@@ -1,0 +1,451 @@
+"""`ForwardBlocker`: the one line in the training loop. Probe, select, and let the model's next call replay."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from .. import selectors
+from ..batches.batch import Batch
+from ..batches.inputs import Forward, Inputs, targets_of
+from ..batches.reading import Readings
+from ..engine.engine import Engine, autocast_from_words, autocast_in_words
+from ..engine.shallow import CutSkipped, Seen, Shallow
+from ..functional import retained_count
+from ..modules import find_layer, group_of, suggest, unwrap
+from ..schedule import Schedule, check_schedule
+from ..selectors import Candidates, Selection, Selector
+from ..settings import as_json, plain_settings, refuse_another, share, whole
+from ..state.ranks import Ranks
+from ..stats import Counters, Stats
+from .feedback import Feedback
+from .refusals import check_at, check_layer, check_model, check_root
+from .reminders import Reminders
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_REUSE = ("auto", "replay", "recompute")
+_STATE_VERSION = 1
+_STATE = {"version", "config", "epoch", "ranks", "autocast", "counters", "selector"}
+_SPREAD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ForwardBlocker]] = weakref.WeakKeyDictionary()
+
+
+class ForwardBlocker(Joinable):
+    """Drops samples in the middle of the forward pass.
+
+        blocker = halfway.ForwardBlocker(model, at="layer1", prune_ratio=0.3)
+        for x, y in loader:
+            x, y = blocker(x, y)              # <- the new line in the loop
+            loss = criterion(model(x), y)
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+    The call runs the model up to the cut on the whole batch, chooses the samples to retain, and returns the batch
+    without the others. The following `model(x)` reuses the shallow activations of the retained samples.
+
+    Args:
+        model: any module; wrappers (DDP, torch.compile) are looked through.
+        at: the cut, a submodule of the unwrapped model or its name; None for a selector that needs no features (one
+            that scores by losses or gradients looks at the model's outputs, wherever `at` is).
+        prune_ratio: share of each batch to prune, in [0, 1).
+        selector: "density" (the paper's), "random", any name in `halfway.selectors.SELECTORS`, or a `Selector` such as
+            `halfway.Density(noise=0.001)`.
+        schedule: when to prune; None: always.
+        reuse: "auto" replays and falls back to recomputing with one warning; "replay" raises instead of falling back;
+            "recompute" never replays, and is bit-identical to training on the retained samples alone.
+        seed: of the selector's randomness, a function of (seed, step, rank). Global generators are not touched.
+        process_group: of the ranks that train this model together; None: DDP's, or all. Each rank retains samples of
+            its own batch, and what the selector learns is the same on all of them.
+        timeout: seconds to wait for the other ranks before an error says which one is missing.
+        output: which part of what the layer returns is the cut, if that is a tuple or a mapping: a position or a name.
+
+    Attributes:
+        last: the `Selection` of the last pruned step (None before the first, and after a step that pruned nothing).
+        stats: a `Stats` snapshot.
+    """
+
+    @plain_settings
+    def __init__(
+        self,
+        model: nn.Module,
+        at: str | nn.Module | None,
+        prune_ratio: float,
+        *,
+        selector: str | Selector = "density",
+        schedule: Schedule | None = None,
+        reuse: Literal["auto", "replay", "recompute"] = "auto",
+        seed: int = 0,
+        process_group: ProcessGroup | None = None,
+        timeout: float = 300.0,
+        output: int | str | None = None,
+    ) -> None:
+        super().__init__()
+        check_model(model)
+        check_at(at)
+        check_schedule(schedule)
+        if reuse not in _REUSE:
+            raise ValueError(f"unknown reuse {reuse!r}; choose one of {_REUSE}")
+        self.prune_ratio = prune_ratio
+        self.selector = selectors.make(selector)
+        self.schedule = schedule or Schedule()
+        self.reuse = reuse
+        self.seed = seed
+        self.last: Selection | None = None
+        self._counters = Counters()
+        self._epoch: int | None = None
+        self._validated = False
+        self._removed = False
+        self._reminders = Reminders(self._counters)
+        self._root, compiled = unwrap(model)
+        check_root(self._root)
+        self._forward, self._readings = Forward(self._root), Readings()
+        self._engine: Engine | None = None
+        self._layer_name = ""
+        other = _live.get(self._root)
+        if other is not None and other() is not None:
+            raise ValueError("this model already has a live ForwardBlocker; call its remove() first")
+        self._feedback = Feedback(self.selector, self._root, compiled)
+        shallow: Shallow | None = None
+        if self.selector.needs == "outputs":
+            shallow = Shallow(self._root, self._root, "the model's output", compiled, self._feedback.watched)
+        elif at is not None:
+            self._layer_name, layer = find_layer(self._root, at)
+            check_layer(self._layer_name, layer)
+            self.selector.bind(self._layer_name, layer)
+            if self.selector.needs == "features":
+                shallow = Shallow(self._root, layer, self._layer_name, compiled, output=output)
+        elif self.selector.needs == "features":
+            raise ValueError(
+                f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
+                f"({suggest(self._root, '')}; `halfway layers` lists what each would save)"
+            )
+        as_json(self._config(), "ForwardBlocker")  # an error now rather than at the first checkpoint
+        self._ranks = Ranks(process_group or group_of(model), timeout)
+        if shallow is not None:
+            shallow.several_ranks = self._ranks.size > 1
+            self._engine = Engine(shallow, reuse, self._counters)
+            # A blocker that nobody holds any more leaves the model as remove() would.
+            weakref.finalize(self, self._engine.forget)
+        self._ranks.agree({**self._config(), "reuse": reuse})
+        _live[self._root] = weakref.ref(self)
+
+    # -------------------------------------------------------------- the one line
+
+    def __call__(self, *batch: Any, ids: Tensor | None = None, inputs: Any = None, **named: Any) -> Any:
+        """The retained part of the batch, in the structure it came in.
+
+        Args:
+            *batch: the batch by position. The first part goes to the model: a tensor as it is, a mapping as keywords,
+                a tuple as positionals. So does a list of tensors that each hold all samples; one with an entry per
+                sample (a detector's images) is one argument. The rest is only cut.
+            ids: (B,) sample ids, for selectors that remember samples.
+            inputs: what goes to the model, if not as said: positions in `batch`, or names in `named` (a name that
+                `forward` does not know goes by position). The model may then be called with more than these, such as
+                labels: you say that what comes before the cut does not look at it.
+            **named: the batch by name. The names in the model's `forward` signature go to it, and plain values
+                (`output_hidden_states=True`) if it has `**kwargs`.
+
+        Returns:
+            One part for one, a tuple for several, a dict for names. Unchanged in eval mode, without grad, and outside
+            the schedule.
+        """
+        self._ensure_live()
+        if self._engine is not None:
+            self._engine.release()
+        if bool(batch) == bool(named):
+            raise TypeError("pass the batch either by position, blocker(x, y), or by name, blocker(x=x, y=y)")
+        whole = self._forward.read(Batch(batch, named, readings=self._readings), inputs)
+        self._feedback.forget()
+        if not self._root.training or not torch.is_grad_enabled():
+            if torch.is_grad_enabled():
+                self._reminders.in_eval_mode(self.prune_ratio)
+            return whole.value()
+        to_model = self._forward.inputs(whole, inputs)
+        if to_model.tensors():
+            self._forward.check(to_model)
+        size = whole.length([*to_model.args, *to_model.kwargs.values()])
+        whole.validate(size)
+        self._feedback.check(whole, size, ids)
+        self._check_schedule()
+        if self._engine is not None and not self._validated:
+            # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
+            with self._forward.explaining(whole):
+                self._engine.validate(
+                    to_model,
+                    lambda indices: self._forward.inputs(whole.cut(indices, size), inputs),
+                    size,
+                    retained_count(size, self.prune_ratio),
+                )
+        self._validated = True
+        Join.notify_join_context(self)
+        self._ranks.defer = self._join_config.enable
+        return self._step(whole, to_model, inputs, size, ids).value()
+
+    def _step(self, whole: Batch, to_model: Inputs, inputs: Any, size: int, ids: Tensor | None) -> Batch:
+        counters = self._counters
+        active = self.schedule.active((self._epoch or 0) if self.schedule.unit == "epoch" else counters.steps)
+        count = retained_count(size, self.prune_ratio) if active else size
+        selector = self.selector
+        candidates = Candidates(
+            size,
+            self._generator(to_model.tensors()[0].device),
+            ids=ids,
+            ranks=self._ranks,
+            targets=None if selector.wants_targets == "no" else targets_of(whole, selector.target),
+        )
+        engine = self._engine
+        part, selection = whole, None
+        if count == size:
+            if engine is not None:
+                engine.watch(size, lambda seen: _learn(selector, _seeing(candidates, selector, seen), None))
+            else:
+                _learn(selector, candidates, None)
+        elif engine is None:
+            selection = _select(selector, candidates, count)
+            part = whole.cut(selection.indices, size)
+            _learn(selector, candidates, selection.indices)
+        else:
+            try:
+                part, selection = self._block(engine, whole, to_model, inputs, candidates, count)
+            except CutSkipped:
+                count = size
+                self._warn_skipped()
+        # Counted last: a step that raised leaves no trace.
+        counters.steps += 1
+        counters.pruned_steps += count < size
+        counters.seen += size
+        counters.retained += count
+        counters.spent += count
+        if engine is not None and count < size:
+            engine.spend(size - count)
+        self.last = selection
+        self._feedback.expect(candidates, None if selection is None else selection.indices)
+        return part
+
+    def _block(
+        self, engine: Engine, whole: Batch, to_model: Inputs, inputs: Any, candidates: Candidates, count: int
+    ) -> tuple[Batch, Selection]:
+        """Probe, select, and prepare the model's call on the retained samples."""
+        size = candidates.size
+        probe = engine.probe(to_model, size)
+        try:
+            candidates = _seeing(candidates, self.selector, probe.seen)
+            selection = _select(self.selector, candidates, count)
+            part = whole.cut(selection.indices, size)
+            to_model_part = self._forward.inputs(part, inputs)
+            plan = engine.plan(probe, to_model, lambda rows: self._forward.inputs(whole.cut(rows, size), inputs), count)
+            _learn(self.selector, candidates, selection.indices)
+        except BaseException:
+            probe.rewind()
+            raise
+        engine.prepare(probe, plan, to_model_part, selection.indices)
+        return part, selection
+
+    def _warn_skipped(self) -> None:
+        warnings.warn(
+            f"layer {self._layer_name!r} did not run in this batch (layer drop?), so nothing could be scored and "
+            "all samples were retained; cut at a layer that always runs",
+            stacklevel=4,
+        )
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        generator = torch.Generator(device)
+        # Odd constants spread neighbouring seeds, steps and ranks over the whole range.
+        position = zip((self.seed, self._counters.steps, self._ranks.rank), _SPREAD, strict=True)
+        generator.manual_seed(sum(x * spread for x, spread in position) % 2**63)
+        return generator
+
+    def _check_schedule(self) -> None:
+        if self._epoch is None and self.schedule.unit == "epoch" and not self.schedule.always:
+            raise RuntimeError(
+                f"{self.schedule} counts epochs, but set_epoch was never called; call blocker.set_epoch(epoch) at the "
+                "start of each epoch, or use Schedule(..., unit='step')"
+            )
+
+    def _ensure_live(self) -> None:
+        if self._removed:
+            raise RuntimeError("this ForwardBlocker was removed from its model; make a new one")
+
+    # ------------------------------------------------------------ around the loop
+
+    @property
+    def prune_ratio(self) -> float:
+        """Share of each batch to prune, in [0, 1). May be changed between batches, on all ranks alike."""
+        return self._prune_ratio
+
+    @prune_ratio.setter
+    def prune_ratio(self, value: float) -> None:
+        self._prune_ratio = share("prune_ratio", value)
+
+    def __repr__(self) -> str:
+        return (
+            f"ForwardBlocker({type(self._root).__name__}, at={self._layer_name or None!r}, "
+            f"prune_ratio={self.prune_ratio:g}, selector={self.selector.name!r}, schedule={self.schedule}, "
+            f"reuse={self.reuse!r}{', removed' if self._removed else ''})"
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the schedule which epoch begins; raise what went wrong on the device in the last one."""
+        self._ensure_live()
+        epoch = whole("epoch", epoch)
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        self._check()
+        self._reminders.epoch_begins(self._epoch, self.schedule, self.prune_ratio)
+        self._epoch = epoch
+
+    @property
+    def stats(self) -> Stats:
+        """What blocking has done so far. Waits for the device; raises what went wrong there."""
+        self._check()
+        return Stats.of(self._counters)
+
+    def explain(self) -> str:
+        """A table of the operations before the cut: replayed, or computed, and why. Of the last pruned step."""
+        if self._engine is None:
+            return f"the selector {self.selector.name!r} looks at nothing before the model runs: no probe, no replay"
+        plan = self._engine.shallow.last_plan
+        return plan.explain() if plan is not None else "no batch has been pruned yet"
+
+    def observe(self, losses: Tensor) -> None:
+        """Per-sample losses (S,) of the retained samples, for selectors that learn from them; others ignore it.
+
+        An optional line after the loss: `losses = criterion(model(x), y); blocker.observe(losses)`. The losses are
+        detached; nothing waits for the device.
+        """
+        self._ensure_live()
+        self._feedback.observe(losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on later: small, plain tensors and values, loads with `weights_only=True`.
+
+        It is the same on all ranks but for the counts behind `stats`: saving that of one rank is enough. Its keys and
+        shapes are always the same, so that `torch.distributed.checkpoint` can load it in place.
+        """
+        self._check()
+        return {
+            "version": _STATE_VERSION,
+            "config": as_json(self._config(), "ForwardBlocker"),
+            "epoch": self._epoch,
+            "ranks": self._ranks.size,
+            "autocast": autocast_in_words(self._engine.shallow.autocast) if self._engine is not None else "",
+            "counters": self._counters.state_dict(),
+            "selector": self.selector.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()`. The state of another configuration is refused."""
+        self._ensure_live()
+        if not isinstance(state, dict) or set(state) != _STATE:
+            raise ValueError(f"this is not the state_dict of a ForwardBlocker, which has {sorted(_STATE)}")
+        if state["version"] != _STATE_VERSION:
+            raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
+        refuse_another(state["config"], self._config(), "ForwardBlocker")
+        autocast = autocast_from_words(state["autocast"])
+        Counters().load_state_dict(state["counters"])
+        self.selector.load_state_dict(state["selector"])
+        # From here on nothing can fail: all of it was read once.
+        self._counters.load_state_dict(state["counters"])
+        if self._engine is not None:
+            self._engine.shallow.autocast = autocast
+        self._epoch = state["epoch"]
+        self._reminders.forget()
+        self.last = None
+        if state["ranks"] != self._ranks.size:
+            warnings.warn(
+                f"the state was saved by {state['ranks']} processes and is loaded by {self._ranks.size}: training goes "
+                "on, but not bit-identically (what was learned is kept, random numbers depend on the rank)",
+                stacklevel=2,
+            )
+
+    def remove(self) -> None:
+        """Let go of the model. Also happens at the end of a `with` block."""
+        if self._removed:
+            return
+        self._removed = True
+        if self._engine is not None:
+            self._engine.forget()
+        self._feedback.forget()
+        self._ranks.close()
+        _live.pop(self._root, None)
+
+    def __enter__(self) -> ForwardBlocker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    # ------------------------------------- uneven batches: Join([ddp, blocker])
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What a rank does when it has no batches left and others have."""
+        return _Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        return next((p.device for p in self._root.parameters()), torch.device("cpu"))
+
+    @property
+    def join_process_group(self) -> Any:
+        return self._ranks.group
+
+    def _check(self) -> None:
+        self.selector.check()
+        if self._engine is not None:
+            self._engine.check()
+
+    def _config(self) -> dict[str, Any]:
+        settings = {f"selector.{k}": v for k, v in self.selector.config().items()}
+        schedule = {f"schedule.{k}": v for k, v in vars(self.schedule).items()}
+        return {
+            "at": self._layer_name,
+            "prune_ratio": self.prune_ratio,
+            "seed": self.seed,
+            "selector": self.selector.name,
+            **settings,
+            **schedule,
+        }
+
+
+class _Shadow(JoinHook):
+    """Takes part in every step that another rank still has."""
+
+    def __init__(self, blocker: ForwardBlocker) -> None:
+        self._blocker = blocker
+
+    def main_hook(self) -> None:
+        # Also counted, so that a schedule in steps means the same steps everywhere.
+        self._blocker._counters.steps += 1
+        self._blocker.selector.learn_nothing(self._blocker._ranks)
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        # Join itself leaves its configuration behind.
+        config = self._blocker._join_config
+        self._blocker._join_config = config.construct_disabled_join_config()
+
+
+def _seeing(candidates: Candidates, selector: Selector, seen: Seen) -> Candidates:
+    """The candidates with what the selector needs to see."""
+    if selector.needs == "features":
+        return replace(candidates, features=seen.features)
+    return replace(candidates, outputs=seen.outputs, watched=seen.watched)
+
+
+def _select(selector: Selector, candidates: Candidates, count: int) -> Selection:
+    with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
+        return selector.select(candidates, count)
+
+
+def _learn(selector: Selector, candidates: Candidates, retained: Tensor | None) -> None:
+    with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
+        selector.learn(candidates, retained)

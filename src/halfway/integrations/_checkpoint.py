@@ -1,0 +1,30 @@
+"""The blocker's state as a file in a trainer's checkpoint folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from ..blocker.blocker import ForwardBlocker
+
+_NAME = "halfway.pt"
+
+
+def save(blocker: ForwardBlocker, folder: str) -> None:
+    """Whole or not at all: written beside, then renamed."""
+    path = Path(folder, _NAME)
+    torch.save(blocker.state_dict(), path.with_suffix(".tmp"))
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def load(blocker: ForwardBlocker, folder: str) -> None:
+    """Go on from what `save` wrote."""
+    path = Path(folder, _NAME)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {_NAME}: it was saved without BlockingMixin, or with save_only_model=True. Begin anew "
+            "with its weights: from_pretrained(...), and train() without resume_from_checkpoint"
+        )
+    blocker.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))

@@ -1,0 +1,137 @@
+"""`halfway compare`: methods side by side, at the same seeds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_DESCRIPTION = """\
+Train a recipe with several methods, pruning ratios and seeds, and print one table. At a given seed all methods start
+from the same weights and see the same batches, so that differences are paired. What is done is skipped: the same
+command goes on after an interruption, and more seeds or ratios can be added later.
+
+  score     mean ± standard error over seeds (n); of the last epoch, nothing is picked
+  - full    difference to full data, paired by seed, with its 95 % t interval; - random likewise, at the same ratio,
+            and at the same cost (FLOPs of the run within 1 %), where there are such runs
+  pruned    effective ratio: of the samples in pruned steps / of all samples of the run
+  FLOPs     relative to full data: of a pruned step / of the run
+  wall      of a pruned step relative to a full one: median [quartiles] of --rounds steps of all methods in turn
+
+What counts is what a method really prunes and costs: InfoBatch at p = 0.3 prunes about 0.15, and a method that looks at
+losses pays the forward pass of all samples. --equal ratio makes every method prune p; --equal flops gives every method
+the ratio at which a pruned step costs what PFB's costs at p; --random-at-equal-cost adds random pruning at the ratios
+at which it costs what each of the others does.
+
+--over sweeps any setting of the recipe or the method; given several times, all combinations.
+"""
+_EPILOG = """\
+examples:
+  halfway compare tiny-cifar10 --data data
+  halfway compare tiny-cifar10 --ratios 0.3,0.5,0.7 --seeds 0,1,2 --out runs/c10
+  halfway compare tiny-cifar100 --methods pfb --over density.noise=0.0001,0.01,1
+  halfway compare tiny-cifar10 --methods full,pfb --over cut=relu,layer1,layer2,layer3
+  halfway compare tiny-cifar10 --methods full,random,infobatch,divbs,pfb --equal flops
+  halfway compare tiny-cifar10 --methods all --random-at-equal-cost
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the command to the parser."""
+    from .train import add_recipe_options
+
+    parser = commands.add_parser(
+        "compare",
+        help="methods side by side, at the same seeds",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe_options(parser)
+    parser.add_argument(
+        "--methods",
+        default="full,random,pfb",
+        metavar="M,...",
+        help="names (`halfway train --help` lists them); `all`: all but rho (default: %(default)s)",
+    )
+    parser.add_argument("--ratios", metavar="P,...", help="pruning ratios (default: the recipe's)")
+    parser.add_argument("--seeds", default="0,1,2", metavar="N,...", help="(default: %(default)s)")
+    parser.add_argument(
+        "--over", action="append", default=[], metavar="key=a,b,c", help="sweep a setting; may be given several times"
+    )
+    parser.add_argument("--equal", choices=("ratio", "flops"), help="what all methods have in common (default: p)")
+    parser.add_argument(
+        "--random-at-equal-cost", action="store_true", help="also random pruning for the price of each other method"
+    )
+    parser.add_argument("--table", action="store_true", help="train nothing, tabulate what is finished")
+    parser.add_argument("--out", metavar="DIR", help="folder of the comparison (default: runs/compare-RECIPE)")
+    parser.add_argument(
+        "--rounds", type=int, default=15, metavar="N", help="steps to time side by side; 0: none (default: %(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train what is missing, time, print."""
+    from ..comparison import run as comparison
+    from ..comparison import table as summary
+    from ..comparison import trials
+    from ..files import DiskFullError, write_json, write_whole
+    from ..recipes import methods
+    from ..recipes import schema as recipes
+    from ..training import session
+    from .train import read_recipe
+
+    recipe = read_recipe(arguments)
+    ratios = (
+        [float(p) for p in _list(arguments.ratios, "--ratios", float)] if arguments.ratios else [recipe.prune_ratio]
+    )
+    over = {}
+    for sweep in arguments.over:
+        for key, values in recipes.parse_settings([sweep]).items():
+            over[key] = [recipes.parse_value(v) for v in _words(values)]
+    named = [methods.comparable() if word == "all" else [word] for word in _words(arguments.methods)]
+    plan = trials.plan(
+        recipe,
+        [method for group in named for method in group],
+        ratios,
+        [int(s) for s in _list(arguments.seeds, "--seeds", int)],
+        over,
+        arguments.equal,
+        arguments.random_at_equal_cost,
+    )
+    folder = Path(arguments.out or f"runs/compare-{recipe.name}")
+    command = session.command_line()
+    with session.processes() as device:
+        try:
+            finished = arguments.table or comparison.train_all(plan, folder, device, command)
+        except DiskFullError as error:
+            raise ValueError(f"{error}, then go on: {command}") from error
+        if not session.first_rank():
+            return 0
+        if not finished:
+            print(f"stopped; to go on: {command}")
+            return 130
+        results = comparison.results(plan, folder)
+        if not results:
+            raise ValueError(f"no run of this comparison is finished in {folder}")
+        # Steps are timed by a single process: several would have to agree on who is next.
+        rounds = arguments.rounds if session.alone() and not arguments.table else 0
+        timing = comparison.timing(plan, folder, device, rounds)
+    table = summary.summarise(results, timing["steps"])
+    print(f"\n{summary.text(table)}")
+    write_whole(folder / "table.md", summary.markdown(table, command, results, timing))
+    write_json(folder / "results.json", summary.as_json(table, command, results, timing))
+    print(f"\nThe same in {folder / 'table.md'}; a page with figures: halfway report {folder}")
+    return 0
+
+
+def _words(text: Any) -> list[str]:
+    return [word.strip() for word in str(text).split(",") if word.strip()]
+
+
+def _list(text: str, option: str, kind: type) -> list[Any]:
+    try:
+        return [kind(word) for word in _words(text)]
+    except ValueError:
+        raise ValueError(f"{option} takes numbers with commas, like 0,1,2, got {text!r}") from None

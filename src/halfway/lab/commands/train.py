@@ -1,0 +1,169 @@
+"""`halfway train`: train a recipe, with or without pruning."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..recipes.schema import Recipe
+
+_DESCRIPTION = """\
+Train a recipe. `halfway recipes` lists those that ship with halfway, with what they will cost; a .yaml file of your own
+works as well, and so does the config.yaml of an earlier run.
+
+The run folder holds config.yaml (repeats the run), metrics.jsonl and tensorboard/ (one entry per epoch) and last.pt
+(the checkpoint; torch.load(..., weights_only=True)). Ctrl-C, a crash or a kill lose at most one epoch: the same command
+with --resume goes on and ends with the same bits.
+
+Every setting can be changed: `optimizer.lr=0.05 batch_size=64 density.noise=0.1 cut=layer2`.
+
+methods, by what runs on a pruned sample:
+  nothing              random, rotate, last_loss, last_loss_hard, balanced_remembered
+  nothing, not loaded  infobatch, infobatch_dagger, ucb, epsilon_greedy, dyn_unc, rs2, random_subset
+  the shallow layers   pfb, density_public, balanced
+  the forward pass     loss, loss_rank, selective_backprop, grad_norm, divbs, rho, uncertainty
+  everything           full
+"""
+_EPILOG = """\
+examples:
+  halfway train tiny-cifar10 --data data                     about a minute on two cores
+  halfway train tiny-cifar10 --data synthetic --epochs 3     without any data
+  halfway train tiny-cifar10 --method random --prune-ratio 0.5
+  halfway train cifar100-resnet18 --prune-ratio 0.3 --seed 1 --out runs/c100-s1
+  halfway train tiny-cifar10 --method full data.holdout=true --save-losses runs/holdout.pt
+  halfway train tiny-cifar10 --method rho rho.losses=runs/holdout.pt --prune-ratio 0.5
+  halfway train imagenet-resnet50 model.name=resnet26d data.classes=5 batch_size=64 --data my-folder
+  torchrun --nproc-per-node 4 -m halfway train imagenet-resnet50 --data imagenet
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "train",
+        help="train a recipe",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_recipe_options(parser)
+    parser.add_argument("--method", metavar="M", help="see above (default: the recipe's, pfb)")
+    parser.add_argument("--prune-ratio", type=float, metavar="P", help="share of each batch to prune, in [0, 1)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of weights, batches and augmentation (default: 0)")
+    parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/RECIPE-METHOD-RATIO-sSEED)")
+    parser.add_argument(
+        "--save-losses",
+        metavar="FILE",
+        help="afterwards write the loss of each training image, not augmented; with data.holdout=true of a model that "
+        "has not seen them, for `--method rho rho.losses=FILE`",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder; there must be one")
+    parser.set_defaults(run=run)
+
+
+def add_recipe_options(parser: argparse.ArgumentParser) -> None:
+    """What `train` and `compare` share."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a name (`halfway recipes`) or a .yaml file")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="any setting of the recipe")
+    parser.add_argument(
+        "--epochs", type=int, metavar="N", help="train so long (steps, for recipes that count them); the window scales"
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="where the data lie (default: data); `synthetic` makes pictures up"
+    )
+
+
+def read_recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe that the shared options describe."""
+    from ..recipes import schema as recipes
+
+    recipe = recipes.load(arguments.recipe)
+    if arguments.epochs is not None:
+        if arguments.epochs < 1:
+            raise ValueError(f"--epochs must be at least 1, got {arguments.epochs}")
+        recipe = recipe.of_length(arguments.epochs)
+    changes = recipes.parse_settings(arguments.settings)
+    if arguments.data is not None:
+        changes["root"] = arguments.data
+    return recipe.with_settings(changes)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train."""
+    from .. import data
+    from ..files import DiskFullError
+    from ..training import irreducible as losses
+    from ..training import loop as training
+    from ..training import session
+    from ..training.run_folder import RunFolder
+    from ..training.run_result import RunResult
+
+    chosen = {"method": arguments.method, "prune_ratio": arguments.prune_ratio, "seed": arguments.seed}
+    recipe = read_recipe(arguments).with_settings({k: v for k, v in chosen.items() if v is not None})
+    folder = RunFolder(arguments.out or default_folder(recipe))
+    folder.check(recipe, arguments.resume)
+    if arguments.resume:
+        if not folder.config.exists():
+            raise ValueError(
+                f"nothing to resume in {folder.path}; drop --resume to start there, or give the right folder with --out"
+            )
+        folder.check_checkpoint()
+    training.check(recipe)
+    if arguments.save_losses is not None and Path(arguments.save_losses).is_dir():
+        raise ValueError(f"--save-losses {arguments.save_losses} is a folder; name a file in it")
+    with session.processes() as device:
+        talks = session.first_rank()
+        loaded = data.load(recipe.data, recipe.root, device)
+        if talks:
+            print(f"{recipe.title}\n{loaded.description}\n{_what(recipe)}\nfolder: {folder.path}", flush=True)
+        try:
+            finished = session.train(recipe, loaded, device, folder, arguments.resume, session.command_line())
+        except DiskFullError as error:
+            again = _again() if folder.config.exists() else session.command_line()
+            raise ValueError(f"{error}, then go on: {again}") from error
+        if not talks:
+            return 0
+        if not finished:
+            print(f"stopped; to go on: {_again()}")
+            return 130
+        if arguments.save_losses is not None:
+            losses.save(recipe, folder, device, Path(arguments.save_losses))
+            print(f"losses of the training images: {arguments.save_losses}")
+    result = RunResult.read(folder.path)
+    step, whole = result.flops
+    print(
+        f"{result.score:.2f} % {recipe.score_name}; FLOPs {step:.3f} of full training per pruned step, {whole:.3f} per "
+        f"run; {result.seconds:.0f} s of training, {result.waited:.1%} of it waiting for data"
+    )
+    return 0
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """runs/RECIPE-METHOD-RATIO-sSEED."""
+    pruned = [f"{recipe.prune_ratio:g}"] if recipe.prunes else []
+    method = recipe.method if pruned else "full"
+    return Path("runs") / "-".join([recipe.name, method, *pruned, f"s{recipe.seed}"])
+
+
+def _what(recipe: Recipe) -> str:
+    length = f"{recipe.length:,} {recipe.unit}s of batches of {recipe.batch_size}"
+    if not recipe.prunes:
+        return f"full data, {length}"
+    start, stop = recipe.window
+    where = f" at {recipe.cut}" if _looks_at_the_cut(recipe) else ""
+    window = f"{recipe.unit}s {start}-{recipe.length if stop is None else stop}"
+    return f"{recipe.method}{where}, p = {recipe.prune_ratio:g} in {window}, {length}"
+
+
+def _looks_at_the_cut(recipe: Recipe) -> bool:
+    selector = recipe.selector()
+    return selector is not None and selector.needs == "features"
+
+
+def _again() -> str:
+    from ..training.session import command_line
+
+    command = command_line()
+    return command if "--resume" in command.split() else f"{command} --resume"

@@ -1,0 +1,159 @@
+"""`halfway compare`, the work of it: train all trials, one after the other, and time their steps side by side.
+
+    FOLDER/METHOD-RATIO-sSEED/     a run folder each
+    FOLDER/timing.json             wall time of a step, relative to full training
+    FOLDER/table.md, results.json  what came out
+
+Accuracy comes from the runs. Wall time does not: a machine is never equally busy in two runs. It is measured at the
+end, in rounds of one pruned step of each method on the same batch, and only the ratio within a round counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import data
+from ..bench.measure import Clock, interleaved, quartiles
+from ..data import Data
+from ..environment import environment
+from ..files import write_json
+from ..recipes.methods import FULL
+from ..recipes.schema import Recipe
+from ..training import session
+from ..training.loop import Training, check
+from ..training.run_folder import RunFolder
+from ..training.run_result import RunResult
+from .trials import Group, Trial
+
+WARM_UP = 3
+
+
+def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> bool:
+    """Train what is not finished yet. Returns False after Ctrl-C."""
+    for trial in trials:  # what is done must be of the same recipe, too
+        RunFolder(folder / trial.folder).check(trial.recipe, resume=True)
+    for group_recipe in {trial.group: trial.recipe for trial in trials}.values():
+        check(group_recipe)
+    todo = [t for t in trials if not _finished(folder / t.folder)]
+    for trial in todo:
+        RunFolder(folder / trial.folder).check_checkpoint()
+    if len(todo) < len(trials):
+        _say(f"{len(trials) - len(todo)} of {len(trials)} runs are done already")
+    load = _Loader(device)
+    for i, trial in enumerate(todo):
+        _say(f"run {i + 1} of {len(todo)}: {trial.group.label}, seed {trial.seed}")
+        run_folder = RunFolder(folder / trial.folder)
+        if not session.train(trial.recipe, load(trial.recipe), device, run_folder, resume=True, command=command):
+            return False
+        if session.first_rank():
+            _say(f"  {RunResult.read(run_folder.path).score:.2f} %")
+    return True
+
+
+def results(trials: Sequence[Trial], folder: Path) -> dict[Group, dict[int, RunResult]]:
+    """The finished runs, by group and seed."""
+    out: dict[Group, dict[int, RunResult]] = {}
+    for trial in trials:
+        if _finished(folder / trial.folder):
+            out.setdefault(trial.group, {})[trial.seed] = RunResult.read(folder / trial.folder)
+    return out
+
+
+def time_steps(
+    groups: Sequence[Group],
+    recipes: dict[Group, Recipe],
+    device: torch.device,
+    rounds: int,
+    shares: Mapping[Group, float],
+) -> dict[str, Any]:
+    """Wall time of a pruned step of each group relative to a full one: median and quartiles over rounds.
+
+    Every group takes its step on the same batch in turn, in rotating order. Groups whose recipe differs in more than
+    the pruning (another batch size, say) are timed against full training of their own.
+
+    Args:
+        shares: for methods that decide before the epoch: how many steps are left of one. Their steps are whole ones.
+    """
+    load = _Loader(device)
+    timings: dict[str, Any] = {}
+    families: dict[Group, list[Group]] = {}
+    for group in groups:
+        families.setdefault(group.rival_full, []).append(group)
+    for full, members in families.items():
+        recipe = recipes[members[0]].with_settings({"method": FULL})
+        steps = {"full": _stepper(recipe, load(recipe), device)}
+        for group in members:
+            if group != full:
+                steps[group.label] = _stepper(recipes[group], load(recipes[group]), device)
+        for step in steps.values():
+            for _ in range(WARM_UP):
+                step()
+        seconds = interleaved(steps, rounds, Clock(device), "timing steps")
+        whole = [sum(phases) for phases in seconds["full"]]
+        for label in steps:
+            name = full.label if label == "full" else label
+            share = next((share for group, share in shares.items() if group.label == name), 1.0)
+            ratios = [
+                share * sum(mine) / full_seconds for mine, full_seconds in zip(seconds[label], whole, strict=True)
+            ]
+            timings[name] = {**quartiles(ratios), "rounds": rounds}
+    return timings
+
+
+def timing(trials: Sequence[Trial], folder: Path, device: torch.device, rounds: int) -> Any:
+    """The timing in the folder, measured anew if it does not cover all groups."""
+    path = folder / "timing.json"
+    known = json.loads(path.read_text()) if path.exists() else {"steps": {}}
+    recipes = {trial.group: trial.recipe for trial in trials}
+    if rounds and any(group.label not in known["steps"] for group in recipes):
+        shares = {
+            group: statistics.fmean(1 - run.effective_ratio[0] for run in runs.values())
+            for group, runs in results(trials, folder).items()
+            if (method := recipes[group].pruning) is not None and method.before_epoch
+        }
+        steps = time_steps(list(recipes), recipes, device, rounds, shares)
+        known = {"steps": steps, **environment(device)}
+        write_json(path, known)
+    return known
+
+
+def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[], Any]:
+    """A function that takes one pruned training step, always on the same batch."""
+    recipe = dataclasses.replace(recipe, window=(0, None), length=10**6)
+    training = Training(recipe, loaded, device, show=False)
+    training.model.train()
+    if training.sampler is not None:
+        training.sampler.set_epoch(0)
+    batch = next(iter(loaded.train.batches(training.order.epoch(0)[:1])))
+
+    return lambda: training.train_step(*batch)
+
+
+class _Loader:
+    """Data sets are read once, not once per run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._loaded: dict[Any, Data] = {}
+
+    def __call__(self, recipe: Recipe) -> Data:
+        key = (recipe.data, recipe.root)
+        if key not in self._loaded:
+            self._loaded[key] = data.load(recipe.data, recipe.root, self._device)
+        return self._loaded[key]
+
+
+def _say(text: str) -> None:
+    if session.first_rank():
+        print(text, flush=True)
+
+
+def _finished(path: Path) -> bool:
+    return (path / "config.yaml").exists() and RunResult.read(path).finished

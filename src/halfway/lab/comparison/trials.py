@@ -1,0 +1,128 @@
+"""The runs of a comparison: every method at every ratio, setting and seed, and nothing twice.
+
+A method that does not look at a setting is not run again for its other values: full data are the same at every ratio,
+and random pruning at every cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...selectors import SELECTORS
+from ..recipes.methods import FULL, IMPLEMENTATIONS, METHODS
+from ..recipes.predicted_cost import Equal, fitted, random_ratio
+from ..recipes.schema import Recipe
+
+# What a comparison is made of has options of its own.
+_OF_PLAN = {"method": "--methods", "prune_ratio": "--ratios", "seed": "--seeds"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only. ratio: None for full data. settings: what `--over` changed."""
+
+    method: str
+    ratio: float | None
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return ", ".join([self.method, *([] if self.ratio is None else [f"p = {self.ratio:g}"]), *self._changes()])
+
+    @property
+    def folder(self) -> str:
+        """The beginning of its runs' folder names."""
+        parts = [self.method, *([] if self.ratio is None else [f"{self.ratio:g}"]), *self._changes()]
+        return "-".join(part.replace("/", "_").replace(" ", "") for part in parts)
+
+    def _changes(self) -> list[str]:
+        return [f"{key}={value}" for key, value in self.settings]
+
+    @property
+    def rival_full(self) -> Group:
+        """Full data, at the same settings as far as they matter there."""
+        return group_of(FULL, None, dict(self.settings))
+
+    def rival(self, method: str) -> Group:
+        """Another method at the same ratio and settings, as far as they matter there."""
+        return group_of(method, self.ratio, dict(self.settings))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a comparison."""
+
+    group: Group
+    seed: int
+    recipe: Recipe
+
+    @property
+    def folder(self) -> str:
+        return f"{self.group.folder}-s{self.seed}"
+
+
+def group_of(method: str, ratio: float | None, settings: dict[str, Any]) -> Group:
+    """The group, without the settings that the method does not look at."""
+    kept = tuple((key, value) for key, value in sorted(settings.items()) if _matters(key, method))
+    return Group(method, None if method == FULL else ratio, kept)
+
+
+def plan(
+    recipe: Recipe,
+    methods: Sequence[str],
+    ratios: Sequence[float],
+    seeds: Sequence[int],
+    over: Mapping[str, Sequence[Any]],
+    equal: Equal | None = None,
+    random_at_equal_cost: bool = False,
+) -> list[Trial]:
+    """All trials, each once; all methods of a seed side by side, so that what is done first can be compared.
+
+    Args:
+        equal: see `price.fitted`.
+        random_at_equal_cost: also random pruning at the ratios at which it costs what the other methods do.
+    """
+    for key, option in _OF_PLAN.items():
+        if key in over:
+            raise ValueError(f"{key} is not swept by --over, but by {option}")
+    trials: dict[tuple[Group, int], Trial] = {}
+    changes = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+    for settings, ratio, seed, method in itertools.product(changes, ratios, seeds, methods):
+        trial = _trial(recipe, method, ratio, settings, seed)
+        fitting = fitted(trial.recipe, equal)
+        if fitting:
+            trial = _trial(recipe, method, fitting.pop("prune_ratio"), {**settings, **fitting}, seed)
+        trials.setdefault((trial.group, seed), trial)
+        if random_at_equal_cost and trial.recipe.prunes:
+            rival = _trial(recipe, "random", random_ratio(trial.recipe), settings, seed)
+            trials.setdefault((rival.group, seed), rival)
+    return list(trials.values())
+
+
+def _trial(recipe: Recipe, method: str, ratio: float, settings: dict[str, Any], seed: int) -> Trial:
+    group = group_of(method, ratio, settings)
+    chosen: dict[str, Any] = {"method": method, "seed": seed, **dict(group.settings)}
+    if group.ratio is not None:
+        chosen["prune_ratio"] = group.ratio
+    return Trial(group, seed, recipe.with_settings(chosen))
+
+
+def _matters(key: str, method: str) -> bool:
+    """Whether a method looks at a setting."""
+    section = key.split(".")[0]
+    if method == FULL:
+        return section not in ("window", "cut", *IMPLEMENTATIONS)
+    # An unknown method is refused when its recipe is made.
+    implementation = METHODS[method].implementation if method in METHODS else method
+    if section == "cut":
+        return implementation in SELECTORS and _looks_at_the_cut(method)
+    return section == implementation or section not in IMPLEMENTATIONS
+
+
+def _looks_at_the_cut(method: str) -> bool:
+    known = METHODS[method]
+    return known.preset.get("features", SELECTORS[known.implementation].needs) in ("features", "cut")

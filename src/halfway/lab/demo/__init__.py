@@ -1,0 +1,1 @@
+"""`halfway demo`: handwritten digits, trained by a few methods beside each other."""

@@ -1,0 +1,89 @@
+"""The methods a recipe can train with: full data, every selector and sampler by its name, and named variants of them.
+
+A method decides within the batch (a selector, in the blocker) or before the epoch (a sampler). Its settings are a
+section of the recipe with the implementation's name: `density.noise=0.1`, `infobatch.threshold=0.95`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...samplers import SAMPLERS, EpochSampler
+from ...selectors import SELECTORS, Selector
+
+FULL = "full"
+
+# Settings the training fills in itself: what it knows about the data, the loss and the run.
+_FILLED_IN = {"self", "data", "prune_ratio", "common", "loss_fn", "num_samples", "target"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """implementation: the name of a selector or sampler. preset: the settings that make a variant of it."""
+
+    implementation: str
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def before_epoch(self) -> bool:
+        """Whether it is a sampler."""
+        return self.implementation in SAMPLERS
+
+    def selector(self, settings: Mapping[str, Any], **known: Any) -> Selector:
+        """A new one. `known`: what the training knows; passed on if it is asked for."""
+        kind = SELECTORS[self.implementation]
+        return kind(**_asked_for(kind, known), **{**settings, **self.preset})
+
+    def sampler(self, samples: int, ratio: float, settings: Mapping[str, Any], **common: Any) -> EpochSampler:
+        """A new one for `samples` samples."""
+        return SAMPLERS[self.implementation](samples, ratio, **{**settings, **self.preset}, **common)
+
+
+# The paper's name for its method, and what has a name of its own in the literature or in our tables.
+VARIANTS = {
+    "pfb": Method("density"),
+    "loss_rank": Method("loss", {"sampling": "rank"}),
+    "last_loss_hard": Method("last_loss", {"mode": "hard"}),
+    "balanced_remembered": Method("balanced", {"features": "remembered"}),
+    "infobatch_dagger": Method("infobatch", {"threshold": 0.95}),
+}
+METHODS: dict[str, Method] = {
+    **VARIANTS,
+    **{name: Method(name) for name in (*SELECTORS, *SAMPLERS)},
+}
+IMPLEMENTATIONS = (*SELECTORS, *SAMPLERS)
+
+
+def names() -> list[str]:
+    """All methods, full data first, the paper's by its own name."""
+    return [FULL, *(name for name in METHODS if name != "density")]
+
+
+def comparable() -> list[str]:
+    """Those that run without further ado: all but `rho`, which needs the losses of a holdout model."""
+    return [name for name in names() if name != "rho"]
+
+
+def find(name: str) -> Method:
+    """A method by its name."""
+    if name not in METHODS:
+        close = difflib.get_close_matches(name, names(), n=3)
+        hint = f"did you mean {' or '.join(close)}? There are" if close else "choose one of"
+        raise ValueError(f"unknown method {name!r}; {hint} {', '.join(names())}")
+    return METHODS[name]
+
+
+def settings_of(implementation: str) -> dict[str, Any]:
+    """The settings an implementation takes, with their defaults."""
+    kind: Any = {**SELECTORS, **SAMPLERS}[implementation]
+    parameters = inspect.signature(kind).parameters
+    return {name: p.default for name, p in parameters.items() if name not in _FILLED_IN}
+
+
+def _asked_for(kind: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(kind).parameters
+    return {name: value for name, value in known.items() if name in parameters}

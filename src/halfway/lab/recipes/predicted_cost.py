@@ -1,0 +1,79 @@
+"""What a method costs, before anything is trained: the FLOPs of one forward pass, counted on the meta device.
+
+A pruned sample pays for what its method must see of it: nothing, the layers up to the cut, or the whole forward pass.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, Literal
+
+from ...costs.cost import Cost, cost_of, relative_cost, share_of_run
+from .methods import METHODS
+from .schema import Recipe
+
+Equal = Literal["ratio", "flops"]
+
+
+def predicted_cost(recipe: Recipe) -> Cost:
+    """Of a pruned step and of the run, relative to full data. Nothing is computed."""
+    ratio = recipe.prune_ratio if recipe.prunes else 0.0
+    return cost_of(looked_at(recipe), ratio, share_of_run(recipe.schedule, recipe.length))
+
+
+def looked_at(recipe: Recipe) -> float:
+    """What the method runs on a pruned sample, relative to a whole training step of one sample."""
+    selector = recipe.selector()
+    if selector is None or selector.needs == "nothing":
+        return 0.0
+    cut = recipe.cut if selector.needs == "features" else None
+    model = recipe.model
+    return _forward_share(model.name, json.dumps(model.options), recipe.data.classes, recipe.data.size, cut)
+
+
+def fitted(recipe: Recipe, equal: Equal | None) -> dict[str, Any]:
+    """The settings with which the recipe's method really prunes `prune_ratio`, or costs what PFB costs at that ratio.
+
+    InfoBatch prunes a share of its candidates only: its threshold is matched to the ratio, or, if the variant fixes it,
+    the ratio is raised.
+    """
+    if equal is None or not recipe.prunes:
+        return {}
+    ratio = recipe.prune_ratio
+    if equal == "flops":
+        budget = relative_cost(looked_at(recipe.with_settings({"method": "pfb"})), ratio)
+        ratio = round((1 - budget) / (1 - looked_at(recipe)), 3)
+    method = METHODS[recipe.method]
+    if method.implementation != "infobatch":
+        return {"prune_ratio": ratio}
+    if "threshold" not in method.preset:
+        return {"prune_ratio": ratio, "infobatch.threshold": "match"}
+    ratio = round(ratio / method.preset["threshold"], 3)
+    if ratio >= 1:
+        raise ValueError(f"{recipe.method} cannot prune so much: only {method.preset['threshold']:.0%} are candidates")
+    return {"prune_ratio": ratio}
+
+
+def random_ratio(recipe: Recipe) -> float:
+    """The ratio at which random pruning costs what the recipe's method does."""
+    return round(1 - relative_cost(looked_at(recipe), recipe.prune_ratio), 3)
+
+
+@lru_cache
+def _forward_share(name: str, options: str, classes: int, size: tuple[int, int], cut: str | None) -> float:
+    """Of the forward pass up to the cut, or of all of it. `options`: of the network, as JSON."""
+    import torch
+
+    from ...costs.cost import cost, run_metered
+    from ...engine.flops import Meter
+    from ..models import small as nets
+
+    with torch.device("meta"):
+        model = nets.build(name, classes, json.loads(options), None, 0, size[0]).train()
+    example = torch.empty(2, 3, *size, device="meta")
+    if cut is not None:
+        return cost(model, cut, 0.0, example).shallow_share
+    meter = Meter()
+    run_metered(model, (example,), meter)
+    return meter.share(meter.forward)

@@ -1,0 +1,394 @@
+"""A recipe: everything one training needs to know, in one small YAML file.
+
+The shipped ones are in `recipes/`; a path to a YAML file works as well, and so does the `config.yaml` of a run. A
+recipe may say `extends: other` and then only what differs. Any setting can be replaced by `key=value`, with dots for
+sections: `optimizer.lr=0.05`, `density.noise=0.1`, `cut=layer2`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ...samplers import EpochSampler
+from ...schedule import Schedule
+from ...selectors import Selector
+from ..data.settings import DataSettings
+from . import methods as known_methods
+from .methods import FULL, IMPLEMENTATIONS, Method
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """name: see `nets.build`. options: passed to its builder. weights: a file of pretrained weights."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """name: sgd, lars (timm's), adamw. lr: the peak. options: passed to the optimizer."""
+
+    name: Literal["sgd", "lars", "adamw"]
+    lr: float
+    weight_decay: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """name: onecycle, cosine, poly. warmup: length of its linear or one-cycle rise, in the recipe's unit; None: the
+    policy's own. final: the last learning rate, where the policy has one. power: of poly."""
+
+    name: Literal["onecycle", "cosine", "poly"]
+    warmup: float | None = None
+    final: float = 0.0
+    power: float = 0.9
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What the paper reports for this setting: its numbers, not ours.
+
+    where: its table. score: its metric. full: score on all data. pfb: score by pruning ratio. saved: share of the
+    training time it says it saves, by pruning ratio.
+    """
+
+    where: str
+    score: str
+    full: float | None = None
+    pfb: dict[float, float] = field(default_factory=dict)
+    saved: dict[float, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a training. `length`, `window`, `log_every` and warm-up are counted in `unit`s.
+
+    cut: the layer PFB blocks at. window: prune from [start, to stop), None for the end. method: one of `methods.names`.
+    methods: settings of methods by name; in files and on the command line each is a section of its own, like
+    `density: {noise: 0.1}`. log_every: how often metrics and a checkpoint are written;
+    evaluate_every: how many of those intervals lie between two evaluations (the last one always evaluates).
+    multi_scale: scales of the final evaluation, each also flipped. auxiliary_weight: of the auxiliary head's loss.
+    precision: "amp" is float16 with a gradient scaler on CUDA and bfloat16 elsewhere.
+    """
+
+    name: str
+    title: str
+    task: Literal["classification", "segmentation"]
+    data: DataSettings
+    model: ModelSettings
+    optimizer: OptimizerSettings
+    learning_rate: LearningRate
+    length: int
+    batch_size: int
+    cut: str
+    window: tuple[int, int | None]
+    unit: Literal["epoch", "step"] = "epoch"
+    method: str = "pfb"
+    prune_ratio: float = 0.3
+    seed: int = 0
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
+    auxiliary_weight: float = 0.4
+    precision: Literal["float32", "amp"] = "float32"
+    channels_last: bool = False
+    log_every: int = 1
+    evaluate_every: int = 1
+    evaluation_batch: int = 500
+    multi_scale: tuple[float, ...] = ()
+    root: str = "data"
+    paper: Paper | None = None
+
+    def __post_init__(self) -> None:
+        _in_range("prune_ratio", self.prune_ratio, 0 <= self.prune_ratio < 1, "in [0, 1)")
+        for name in ("length", "batch_size", "log_every", "evaluate_every", "evaluation_batch"):
+            _in_range(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _in_range("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "positive")
+        if self.method != FULL:
+            known_methods.find(self.method)
+        self.schedule  # noqa: B018  a window that ends before it begins is refused here
+        for name, settings in self.methods.items():
+            if not isinstance(settings, Mapping):
+                raise ValueError(f"{name} is a section of settings, got {settings!r}")
+            for option in settings:
+                names = list(known_methods.settings_of(name))
+                if option not in names:
+                    raise ValueError(f"{name} has no setting {option!r}{_closest(option, names)}")
+
+    @property
+    def prunes(self) -> bool:
+        """Where it does not, the plain loop runs."""
+        return self.method != FULL and self.prune_ratio > 0
+
+    @property
+    def pruning(self) -> Method | None:
+        """The method, None where nothing is pruned."""
+        return known_methods.find(self.method) if self.prunes else None
+
+    @property
+    def method_settings(self) -> dict[str, Any]:
+        """The settings of its method."""
+        return dict(self.methods.get(self.pruning.implementation, {})) if self.pruning is not None else {}
+
+    def selector(self, **known: Any) -> Selector | None:
+        """A new selector with its settings, if the method decides within the batch.
+
+        known: what a selector may ask for (`loss_fn`, `num_samples`).
+        """
+        method = self.pruning
+        return None if method is None or method.before_epoch else method.selector(self.method_settings, **known)
+
+    def sampler(self, samples: int, per_epoch: int) -> EpochSampler | None:
+        """A new sampler with its settings, if the method decides before the epoch.
+
+        per_epoch: steps of an epoch of all data. A window in steps begins and ends at the nearest epoch, and not before
+        the second if there is anything before it: whoever learns from losses needs to have seen some.
+        """
+        method = self.pruning
+        if method is None or not method.before_epoch:
+            return None
+        start, stop = self.window
+        if self.unit == "step":
+            start, stop = _scaled(start, 1 / per_epoch), None if stop is None else round(stop / per_epoch)
+        schedule = Schedule(start, None if stop is None else max(start, stop))
+        return method.sampler(samples, self.prune_ratio, self.method_settings, schedule=schedule, seed=self.seed)
+
+    @property
+    def score_name(self) -> str:
+        """What the score is, a percentage; the final one, where that is evaluated at several scales."""
+        if self.task == "classification":
+            return "top-1 accuracy"
+        return "mean intersection over union" + (", multi-scale with flips" if self.multi_scale else "")
+
+    @property
+    def schedule(self) -> Schedule:
+        """When to prune."""
+        return Schedule(*self.window, unit=self.unit)
+
+    def of_length(self, length: int) -> Recipe:
+        """The same in another length: window and warm-up keep their share of it."""
+        factor = length / self.length
+        start, stop = self.window
+        # At least one epoch before the window, if there was any, and one within: zero would be another recipe.
+        first = _scaled(start, factor)
+        if start < self.length:
+            first = min(first, length - 1)
+        window = (first, None if stop is None else max(first + 1, round(stop * factor)))
+        warmup = self.learning_rate.warmup
+        rate = dataclasses.replace(self.learning_rate, warmup=None if warmup is None else warmup * factor)
+        return dataclasses.replace(self, length=length, window=window, learning_rate=rate)
+
+    def with_settings(self, changes: Mapping[str, Any]) -> Recipe:
+        """The same with other values, by dotted key."""
+        return from_dict(merged(self.as_dict(), _nested(changes)))
+
+    def get(self, key: str) -> Any:
+        """The value of a dotted key."""
+        value: Any = self.as_dict()
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, for YAML; the settings of each method as a section."""
+        content = _plain(dataclasses.asdict(self))
+        methods = content.pop("methods")
+        return {**content, **methods}
+
+
+# --------------------------------------------------------------------- reading
+
+
+def names() -> list[str]:
+    """The shipped recipes."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str) -> Recipe:
+    """A recipe by its name, or from a YAML file."""
+    content = _read(name)
+    content.setdefault("name", Path(name).stem)
+    return from_dict(content)
+
+
+def parse_settings(words: Iterable[str]) -> dict[str, Any]:
+    """`["optimizer.lr=0.1"]` as a dict; values are YAML, so that numbers are numbers and [1, 2] is a list."""
+    changes = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ValueError(f"settings are given as key=value, like optimizer.lr=0.05; got {word!r}")
+        changes[key.strip()] = parse_value(value)
+    return changes
+
+
+def parse_value(text: str) -> Any:
+    """A value as YAML understands it, and 1e-3, which YAML takes for a word."""
+    import yaml
+
+    if "e" in text.lower():
+        with contextlib.suppress(ValueError):
+            return float(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"{text!r} is not a value; lists are written [1, 2], and odd text in quotes") from None
+
+
+def dump(recipe: Recipe) -> str:
+    """As YAML, such that `load` gives the same recipe."""
+    import yaml
+
+    return yaml.safe_dump(recipe.as_dict(), sort_keys=False, width=100)
+
+
+def from_dict(content: Mapping[str, Any]) -> Recipe:
+    """A recipe from plain values; every key and type is checked."""
+    if "methods" in content:
+        raise ValueError("no setting 'methods'; each method is a section of its own, like density.noise=0.1")
+    own = {key: value for key, value in content.items() if key not in IMPLEMENTATIONS}
+    return _make(Recipe, {**own, "methods": {k: v for k, v in content.items() if k in IMPLEMENTATIONS}}, "")
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`, section by section. What is called otherwise does not inherit the other's options."""
+    out = dict(base)
+    if changes.get("name", out.get("name")) != out.get("name"):
+        out.pop("options", None)
+    for key, value in changes.items():
+        inner = out.get(key)
+        out[key] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _read(name: str, beside: Path = Path(), extending: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The settings in a file with those it extends. extending: the files that led here."""
+    import yaml
+
+    path = beside / name if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        if path.parent != FOLDER:
+            raise FileNotFoundError(f"no recipe file {str(path)!r}")
+        raise ValueError(f"no recipe {name!r}{_closest(name, names())} (or give a path to a .yaml file)")
+    files = (*extending, path.resolve())
+    if files[-1] in extending:
+        circle = " extends ".join(file.name for file in files[files.index(files[-1]) :])
+        raise ValueError(f"a recipe cannot extend itself: {circle}; remove one of these `extends`")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path.name} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds no settings; a recipe looks like those in {FOLDER.name}/")
+    parent = content.pop("extends", None)
+    if parent is None:
+        return content
+    if not isinstance(parent, str):
+        raise ValueError(f"{path.name}: extends takes the name of a recipe or of a .yaml file, got {parent!r}")
+    inherited = _read(parent, path.parent, files)
+    if "paper" in content:  # its numbers belong together
+        inherited.pop("paper", None)
+    return merged(inherited, content)
+
+
+def _make(kind: Any, content: Mapping[str, Any], section: str) -> Any:
+    """A dataclass from a mapping, refusing unknown keys and wrong types by their dotted names."""
+    hints = get_type_hints(kind)
+    for key in content:
+        if key not in hints:
+            raise ValueError(f"no setting {section + str(key)!r}{_closest(str(key), list(hints))}")
+    missing = [
+        section + f.name
+        for f in dataclasses.fields(kind)
+        if f.name not in content and f.default is f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ValueError(f"the recipe does not say {', '.join(missing)}")
+    return kind(**{key: _convert(value, hints[key], section + key) for key, value in content.items()})
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """A YAML value as what the dataclass expects."""
+    choices = get_args(hint)
+    origin = get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key} is a section; set one of its settings, like {key}.name=...")
+        return _make(hint, value, f"{key}.")
+    if origin is Literal:
+        if value not in choices:
+            raise ValueError(f"{key} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{key} is a list like [1, 2], got {value!r}")
+        each = choices[:1] * len(value) if choices[-1] is Ellipsis else choices
+        if len(each) != len(value):
+            raise ValueError(f"{key} has {len(each)} values, got {value!r}")
+        return tuple(_convert(v, h, key) for v, h in zip(value, each, strict=True))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key} is a section of settings, got {value!r}")
+        return dict(value)
+    if type(None) in choices:
+        inner = next(c for c in choices if c is not type(None))
+        return None if value is None else _convert(value, inner, key)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, str):  # 1e-3 is a word to YAML
+        value = _number(value, key)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ValueError(f"{key} must be {_WORDS.get(hint, hint.__name__)}, got {value!r}")
+    return value
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _number(text: str, key: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{key} must be a number, got {text!r}") from None
+
+
+def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        inner = out
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+
+def _scaled(length: int, factor: float) -> int:
+    return max(1, round(length * factor)) if length else 0
+
+
+def _closest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(known)}"
+
+
+def _in_range(name: str, value: Any, fine: bool, words: str) -> None:
+    if not fine:
+        raise ValueError(f"{name} must be {words}, got {value}")

@@ -1,0 +1,423 @@
+"""The training loop of the recipes.
+
+What is worth knowing:
+
+- Weights at the start are a function of the seed, batches and their augmentation of (seed, epoch, step), so that two
+  methods at the same seed differ in what they prune and in nothing else.
+- Nothing waits for the device inside a round (an epoch, or `log_every` steps), except to redraw the progress bar.
+- A checkpoint holds all there is: weights, optimizer, policy, scaler, blocker, counts, random generators. A training
+  that was killed at any moment and resumed ends with the same bits (on a GPU: if its kernels are deterministic).
+- `method="full"` and a ratio of 0 run without a blocker: the plain loop.
+- Where a sampler decides before the epoch, an epoch has fewer steps. Time is then still counted in steps of full data:
+  each of n batches of an epoch stands for 1/n of it, for the learning rate, rounds, windows and lengths alike.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...blocker.blocker import ForwardBlocker
+from ...functional import retained_count
+from ...modules import find_layer
+from ...seeds import seed_of
+from ..data import Data
+from ..models import small as nets
+from ..recipes.schema import Recipe
+from . import optim, tasks
+from .logs import Logs
+from .order import BatchOrder
+from .place import place
+from .progress import Bar
+from .retention import Retention
+from .run_folder import VERSION, RunFolder
+
+
+@dataclass
+class _Round:
+    """What is summed up until the round ends. `loss` stays on the device."""
+
+    loss: Tensor
+    steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def add(self, loss: Tensor, seconds: float, waited: float) -> None:
+        self.loss += loss
+        self.steps += 1
+        self.seconds += seconds
+        self.waited += waited
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**vars(self), "loss": self.loss.cpu()}
+
+
+class Training:
+    """One run of a recipe.
+
+    Args:
+        recipe: what to train.
+        data: its data, already on the device if they stay in memory.
+        device: where.
+        folder: an opened run folder; None: nothing is written (benchmarks, tests).
+        show: draw a progress bar.
+    """
+
+    def __init__(
+        self, recipe: Recipe, data: Data, device: torch.device, folder: RunFolder | None = None, show: bool = True
+    ) -> None:
+        self.recipe, self.data, self.device, self.folder = recipe, data, device, folder
+        self.rank, self.ranks = place()
+        self.show = show and self.rank == 0
+        check(recipe, self.ranks)
+        self.task = tasks.make(recipe)
+        self.order = BatchOrder(len(data.train), recipe.batch_size, recipe.seed, self.rank, self.ranks)
+        self.model, self.wrapped = self._make_model()
+        self.optimizer = optim.make_optimizer(recipe.optimizer, self.model)
+        per_unit = self.order.per_epoch if recipe.unit == "epoch" else 1
+        self.steps = recipe.length * per_unit
+        self.round_steps = recipe.log_every * per_unit
+        warmup = round((recipe.learning_rate.warmup or 0) * per_unit)
+        self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, recipe.optimizer.lr, self.steps, warmup)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp" and device.type == "cuda")
+        self.blocker = self._make_blocker()
+        self.sampler = recipe.sampler(len(data.train), self.order.per_epoch)
+        self.retention = Retention(data.train, device)
+        self.step = 0
+        # With a sampler: batches trained on, and steps of full data in epochs that were pruned.
+        self._batches = self._pruned_steps = 0
+        self._pruning = False
+        self._round = self._new_round()
+
+    # ------------------------------------------------------------------ set-up
+
+    @property
+    def name(self) -> str:
+        """For the progress bar."""
+        r = self.recipe
+        return f"{r.name} {r.method} {r.prune_ratio:g}" if r.prunes else r.name
+
+    def _make_model(self) -> tuple[nn.Module, nn.Module]:
+        r = self.recipe
+        model = nets.build(r.model.name, r.data.classes, r.model.options, r.model.weights, r.seed, r.data.size[0])
+        model.to(self.device)
+        if r.channels_last:
+            model.to(memory_format=torch.channels_last)
+        if self.ranks == 1:
+            return model, model
+        on = [self.device.index] if self.device.type == "cuda" else None
+        return model, DistributedDataParallel(model, device_ids=on)
+
+    def _make_blocker(self) -> ForwardBlocker | None:
+        selector = self.recipe.selector(loss_fn=self.task.losses, num_samples=len(self.data.train))
+        if selector is None:
+            return None
+        return ForwardBlocker(
+            self.wrapped,
+            self.recipe.cut if selector.needs == "features" else None,
+            self.recipe.prune_ratio,
+            selector=selector,
+            schedule=self.recipe.schedule,
+            seed=self.recipe.seed,
+        )
+
+    # ------------------------------------------------------------------- loop
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Train to the end, or until `stop()`. Resumes where the folder's checkpoint left off.
+
+        Returns:
+            whether the training is finished.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            random = self._resume()
+            if random is None:
+                torch.manual_seed(seed_of(self.recipe.seed, self.rank))
+            else:
+                _set_random(random, self.device)
+            folder = self.folder if self.rank == 0 else None
+            with Logs(folder, self.step) as logs, Bar(self.steps, self.name, "step", self.show, done=self.step) as bar:
+                if random is None:
+                    self._save(logs)
+                while self.step < self.steps:
+                    if not self.train_epoch(logs, bar, stop):
+                        return False
+        return True
+
+    def train_epoch(self, logs: Logs, bar: Bar, stop: Callable[[], bool] = lambda: False) -> bool:
+        """The rest of the current epoch; False if it was stopped."""
+        epoch = self.step // self.order.per_epoch
+        if self.blocker is not None:
+            self.blocker.set_epoch(epoch)
+        self.model.train()
+        begin = time.perf_counter()
+        plan, ends = self._plan(epoch)
+        batches = iter(self.data.train.batches(plan))
+        for end in ends:
+            asked = time.perf_counter()
+            x, y, ids = next(batches)
+            arrived = time.perf_counter()
+            loss = self.train_step(x, y, ids)
+            before, ended = self.step, self._advance(end)
+            self._round.add(loss, time.perf_counter() - begin, arrived - asked)
+            bar.update(self.step - before)
+            if bar.due:
+                bar.figures(**self._figures(loss, epoch))
+            if ended:
+                self._end_round(logs)
+            elif stop():
+                self._save(logs)
+                return False
+            begin = time.perf_counter()
+        return True
+
+    def _plan(self, epoch: int) -> tuple[list[tuple[Tensor, int]], list[int]]:
+        """The batches that are left of an epoch, and the step of full data each of them ends at."""
+        per_epoch, start = self.order.per_epoch, epoch * self.order.per_epoch
+        mine = None
+        if self.sampler is not None:
+            self.sampler.set_epoch(epoch)
+            mine = torch.tensor(list(self.sampler), dtype=torch.int64)
+            self._pruning = self.sampler.last_ratio > 0
+            if self._pruning and self.step == start and self.rank == 0:
+                self.retention.note(torch.arange(len(self.data.train)), self.sampler.retained)
+        whole = self.order.epoch(epoch, 0, mine)
+        batches = len(whole)
+        if batches == 0:
+            raise ValueError(
+                f"less than one batch of {self.recipe.batch_size} samples is left in epoch {epoch}; take a smaller "
+                "prune_ratio or batch_size"
+            )
+        # The inverse of the steps below: how many batches of this epoch have been trained on.
+        first = -(-(self.step - start) * batches // per_epoch)
+        ends = [min(start + (b + 1) * per_epoch // batches, self.steps) for b in range(first, batches)]
+        # The last batch is the one that reaches the end.
+        ends = ends[: ends.index(self.steps) + 1] if self.steps in ends else ends
+        return whole[first : first + len(ends)], ends
+
+    def _advance(self, end: int) -> bool:
+        """Count a batch that ends at step `end` of full data; returns whether a round is over."""
+        before, self.step = self.step, end
+        for _ in range(end - before):
+            self.policy.step()
+        self._batches += 1
+        if self._pruning:
+            self._pruned_steps += end - before
+        return end == self.steps or end // self.round_steps > before // self.round_steps
+
+    def train_step(self, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+        """One step; returns the loss, detached, on the device."""
+        if self.recipe.channels_last:
+            x = x.to(memory_format=torch.channels_last)
+        with tasks.autocast(self.recipe, self.device):
+            if self.blocker is not None:
+                x, y = self.blocker(x, y, ids=ids)
+                if self.blocker.last is not None:
+                    self.retention.note(ids, self.blocker.last.indices)
+            outputs = self.wrapped(x)
+            loss = self.task.loss(outputs, y, self._weights(ids))
+            self._observe(ids, outputs, y)
+        self.scaler.scale(loss).backward()
+        if self.recipe.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def _weights(self, ids: Tensor) -> Tensor | None:
+        """The factors of the losses, for a method that re-weights."""
+        if self.blocker is not None:
+            return None if self.blocker.last is None else self.blocker.last.weights
+        if self.sampler is not None and self.sampler.reweights:
+            return self.sampler.weights(ids)
+        return None
+
+    def _observe(self, ids: Tensor, outputs: Any, y: Tensor) -> None:
+        """Tell a method that learns from losses what they were."""
+        blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
+        if not blocked and (self.sampler is None or not self.sampler.learns):
+            return
+        with torch.no_grad():
+            losses = self.task.losses(outputs, y)
+        if self.blocker is not None:
+            self.blocker.observe(losses)
+        elif self.sampler is not None:
+            self.sampler.observe(ids, losses)
+
+    def _figures(self, loss: Tensor, epoch: int) -> dict[str, str]:
+        figures = {"loss": f"{float(loss):.3f}", "epoch": str(epoch)}
+        if self.blocker is not None:
+            last = self.blocker.last
+            figures["pruned"] = f"{1 - len(last.indices) * self.ranks / self.recipe.batch_size:.0%}" if last else "0%"
+        if self._round.seconds:
+            speed = self._round.steps * self.recipe.batch_size / self._round.seconds
+            figures["samples/s"] = f"{speed:.0f}"
+        return figures
+
+    # ----------------------------------------------------------- end of a round
+
+    def _new_round(self) -> _Round:
+        return _Round(torch.zeros((), device=self.device))
+
+    def _end_round(self, logs: Logs) -> None:
+        """Metrics, evaluation, checkpoint."""
+        current, last = self._round, self.step == self.steps
+        begin = time.perf_counter()
+        loss = current.loss.clone()
+        if self.ranks > 1:
+            dist.all_reduce(loss)
+        mean = float(loss) / (current.steps * self.ranks)
+        current.seconds += time.perf_counter() - begin  # here a GPU finishes the work of the round
+        if not math.isfinite(mean):
+            raise FloatingPointError(
+                f"the loss is {mean} in the round that ends at step {self.step}: the training has diverged. Lower "
+                "optimizer.lr or set clip_norm; last.pt still holds the round before"
+            )
+        self.retention.end_round()
+        # Where a batch stands for several steps, a round ends a little behind its time. The last one may be shorter.
+        number = -(-self.step // self.round_steps) if last else self.step // self.round_steps
+        metrics = {
+            "round": number,
+            "step": self.step,
+            "epoch": self.step / self.order.per_epoch,
+            "loss": mean,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            **self._blocking(),
+        }
+        if last or number % self.recipe.evaluate_every == 0:
+            metrics["score"] = self.task.evaluate(self.wrapped, self.data.test, self.device)
+        if last and self.recipe.multi_scale:
+            scales = self.recipe.multi_scale
+            metrics["multi_scale"] = self.task.evaluate(self.wrapped, self.data.test, self.device, scales)
+        times = {"seconds": current.seconds, "waited": current.waited, "load": os.getloadavg()[0]}
+        logs.write({**metrics, **times})
+        self._round = self._new_round()
+        self._save(logs)
+
+    def _blocking(self) -> dict[str, float]:
+        """Samples so far, over all ranks; `spent` is their training cost in samples of full training."""
+        if self.blocker is None:
+            seen, retained = self.step * self.recipe.batch_size, self._batches * self.recipe.batch_size
+            return {"seen": seen, "retained": retained, "spent": float(retained), "pruned_steps": self._pruned_steps}
+        stats = self.blocker.stats
+        return {
+            "seen": stats.samples_seen * self.ranks,
+            "retained": stats.samples_retained * self.ranks,
+            "spent": stats.relative_flops * stats.samples_seen * self.ranks,
+            "pruned_steps": stats.pruned_steps,
+            "replayed": stats.steps_replayed,
+            "recomputed": stats.steps_recomputed,
+        }
+
+    # -------------------------------------------------------------- checkpoints
+
+    def _save(self, logs: Logs) -> None:
+        random = _random(self.device)
+        everybody: list[Any] = [random]
+        if self.ranks > 1:
+            everybody = [None] * self.ranks
+            dist.all_gather_object(everybody, random)
+        if self.folder is None or self.rank:
+            return
+        self.folder.save(
+            {
+                "version": VERSION,
+                "step": self.step,
+                "finished": self.step == self.steps,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "policy": self.policy.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "blocker": None if self.blocker is None else self.blocker.state_dict(),
+                "sampler": None if self.sampler is None else self.sampler.state_dict(),
+                "batches": self._batches,
+                "pruned_steps": self._pruned_steps,
+                "retention": self.retention.state_dict(),
+                "round": self._round.state_dict(),
+                "random": everybody,
+                "metrics_length": logs.length,
+            }
+        )
+
+    def _resume(self) -> dict[str, Tensor] | None:
+        """Go on from the folder's checkpoint, if there is one; returns this rank's random state."""
+        if self.folder is None:
+            return None
+        state = self.folder.load()
+        if state is None:
+            if self.rank == 0:
+                self.folder.truncate_metrics(0)
+            return None
+        if len(state["random"]) != self.ranks:
+            raise ValueError(
+                f"the run was trained by {len(state['random'])} processes, resume it with as many (now {self.ranks})"
+            )
+        try:
+            self.restore(state)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(self.folder.refused(error)) from error
+        if self.rank == 0:
+            self.folder.truncate_metrics(state["metrics_length"])
+        return state["random"][self.rank]
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint of the same recipe; random generators are left alone."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.policy.load_state_dict(state["policy"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.blocker is not None:
+            self.blocker.load_state_dict(state["blocker"])
+        if self.sampler is not None:
+            self.sampler.load_state_dict(state["sampler"])
+        self._batches, self._pruned_steps = state["batches"], state["pruned_steps"]
+        self.retention.load_state_dict(state["retention"])
+        self._round = _Round(**{**state["round"], "loss": state["round"]["loss"].to(self.device)})
+        self.step = state["step"]
+
+
+def check(recipe: Recipe, ranks: int = 1) -> None:
+    """Raise what is wrong with a recipe before data are read and other runs are waited for."""
+    task = tasks.make(recipe)
+    selector = recipe.selector(loss_fn=task.losses)
+    size = recipe.batch_size // ranks
+    left = size if selector is None else retained_count(size, recipe.prune_ratio)
+    recipe.sampler(samples=1000, per_epoch=10)  # its settings are refused here, if they are wrong
+    needed = task.smallest_batch
+    if left < needed:
+        raise ValueError(
+            f"{left} of {size} samples would be retained per rank, but {recipe.task} needs {needed}: BatchNorm of the "
+            "ASPP's image pooling has one value per image. Take a larger batch_size, fewer ranks or a smaller ratio"
+        )
+    if selector is not None and selector.needs == "features" and ":" not in recipe.model.name:
+        try:
+            with torch.device("meta"):
+                model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed)
+        except (NotImplementedError, RuntimeError):  # it looks at values while it is built; the blocker will check
+            return
+        find_layer(model, recipe.cut)
+
+
+def _random(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":  # never run
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_random(states: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda":  # never run
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -1,0 +1,83 @@
+"""A finished (or unfinished) run, read from its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..recipes import schema as recipes
+from ..recipes.methods import FULL
+from ..recipes.schema import Recipe
+from .run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run measured. Costs are relative to training on all samples.
+
+    metrics: a dict per round, see `Training`.
+    sessions: commands, versions and machine.
+    """
+
+    path: Path
+    recipe: Recipe
+    metrics: list[dict[str, Any]]
+    sessions: list[dict[str, Any]]
+    steps: int
+
+    @classmethod
+    def read(cls, path: Path) -> RunResult:
+        folder = RunFolder(path)
+        if not folder.config.exists():
+            raise FileNotFoundError(f"{path} is not a run folder (it has no config.yaml)")
+        sessions = folder.read_environment()
+        steps = sessions[-1]["steps"] if sessions else 0
+        return cls(path, recipes.load(str(folder.config)), folder.read_metrics(), sessions, steps)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.metrics) and self.metrics[-1]["step"] == self.steps
+
+    @property
+    def score(self) -> float:
+        """After the last round, in percent: at several scales, if the recipe evaluates so."""
+        last = self.metrics[-1]
+        return last.get("multi_scale", last["score"])
+
+    @property
+    def method(self) -> str:
+        return self.recipe.method if self.recipe.prunes else FULL
+
+    @property
+    def effective_ratio(self) -> tuple[float, float]:
+        """Pruned samples: of those in pruned steps, and of all."""
+        pruned = self._last["seen"] - self._last["retained"]
+        return (pruned / self._offered if self._offered else 0.0, pruned / self._last["seen"])
+
+    @property
+    def flops(self) -> tuple[float, float]:
+        """Of a pruned step, and of the run."""
+        seen, spent = self._last["seen"], self._last["spent"]
+        step = (spent - (seen - self._offered)) / self._offered if self._offered else 1.0
+        return step, spent / seen
+
+    @property
+    def seconds(self) -> float:
+        """Of training; evaluation and checkpoints do not count."""
+        return sum(m["seconds"] for m in self.metrics)
+
+    @property
+    def waited(self) -> float:
+        """The share of it that was spent waiting for data."""
+        return sum(m["waited"] for m in self.metrics) / self.seconds
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        return self.metrics[-1]
+
+    @property
+    def _offered(self) -> int:
+        """Samples in pruned steps."""
+        return self._last["pruned_steps"] * self.recipe.batch_size

@@ -1,0 +1,106 @@
+"""One session of training in a run folder: the device, the other processes, Ctrl-C, and what to say at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..data import Data
+from ..environment import environment
+from ..files import naming_a_full_disk
+from ..recipes.schema import Recipe
+from .loop import Training
+from .place import place
+from .run_folder import RunFolder
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[torch.device]:
+    """This process's device; under torchrun, the others are joined meanwhile."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if "WORLD_SIZE" not in os.environ:
+        yield device
+        return
+    if device.type == "cuda":  # never run
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def first_rank() -> bool:
+    """Whether this process does the talking and writing."""
+    return place()[0] == 0
+
+
+def alone() -> bool:
+    """Whether there are no other processes."""
+    return place()[1] == 1
+
+
+def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, command: str) -> bool:
+    """Train in the folder. Returns whether the training is finished; False after Ctrl-C.
+
+    Args:
+        resume: go on with what the folder holds.
+        command: to be kept with the results.
+    """
+    if first_rank():
+        folder.open(recipe, resume)
+    with naming_a_full_disk(folder.path), folder.locked() if first_rank() else contextlib.nullcontext():
+        training = Training(recipe, data, device, folder)
+        if first_rank():
+            folder.note_session(
+                {"command": command, "steps": training.steps, "data": data.description, **environment(device)}
+            )
+        try:
+            if training.ranks > 1:  # they would stop at different steps; the last round's checkpoint is there
+                return training.run()
+            with _interruptible() as stop:
+                return training.run(stop)
+        finally:
+            if training.blocker is not None:
+                training.blocker.remove()
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Any]:
+    """A function that says whether somebody pressed Ctrl-C (or asked us to end): a step is never left half done.
+
+    The second Ctrl-C is the usual one.
+    """
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked = True
+        for name, handler in before.items():
+            signal.signal(name, handler)
+        print("\nstopping after this step (once more to stop at once)", file=sys.stderr)
+
+    try:
+        before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: nobody can send us a signal
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def command_line() -> str:
+    """The command that runs now, as one would type it."""
+    return shlex.join(["halfway", *sys.argv[1:]])

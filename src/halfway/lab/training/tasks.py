@@ -1,0 +1,171 @@
+"""What differs between classification and segmentation: the loss, and the score.
+
+A score is a percentage, larger is better, computed by torchmetrics over all ranks: top-1 accuracy, or the mean
+intersection over union of the classes, where pixels of 255 do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data import IGNORE, TestSet
+from ..recipes.schema import Recipe
+from .place import place
+from .progress import Bar
+
+
+class Task:
+    """How to train and judge a model of a recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def loss(self, outputs: Any, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """A scalar: the mean over the samples (and pixels) of the batch, each times its weight (B,)."""
+        raise NotImplementedError
+
+    def losses(self, outputs: Any, y: Tensor) -> Tensor:
+        """(B,) the loss of each sample, for methods that score by it; of an image the mean over its pixels."""
+        raise NotImplementedError
+
+    def metric(self) -> Any:
+        """A new torchmetrics metric."""
+        raise NotImplementedError
+
+    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
+        """Predicted classes, in the shape of `y`."""
+        raise NotImplementedError
+
+    @property
+    def smallest_batch(self) -> int:
+        """The fewest samples that a training step of this task can have."""
+        return 1
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, test: TestSet, device: torch.device, scales: tuple[float, ...] = (), limit: int = 0
+    ) -> float:
+        """The score on the test images, in percent.
+
+        Args:
+            scales: evaluate at all of these, flipped and not, and average; none: once, as it is.
+            limit: stop after so many batches; 0: all.
+        """
+        metric = self.metric().to(device)
+        was_training = model.training
+        model.eval()
+        rank, ranks = place()
+        batch_size = self.recipe.evaluation_batch
+        name = "multi-scale evaluation" if scales else "evaluation"
+        try:
+            with Bar(-(-len(test) // ranks), name, unit="image", show=rank == 0, leave=False) as bar:
+                for i, (x, y) in enumerate(test.batches(batch_size, rank, ranks)):
+                    if limit and i == limit:
+                        break
+                    with autocast(self.recipe, device):
+                        predicted = self.predict(model, _laid_out(x, self.recipe), y, scales)
+                    metric.update(predicted, y)
+                    bar.update(len(x))
+            return 100 * float(metric.compute())
+        finally:
+            model.train(was_training)
+
+
+class Classification(Task):
+    def loss(self, outputs: Any, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is not None:
+            return (weights * self.losses(outputs, y)).mean()
+        return F.cross_entropy(outputs, y, label_smoothing=self.recipe.label_smoothing)
+
+    def losses(self, outputs: Any, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.float(), y, label_smoothing=self.recipe.label_smoothing, reduction="none")
+
+    def metric(self) -> Any:
+        from torchmetrics.classification import MulticlassAccuracy
+
+        return MulticlassAccuracy(self.recipe.data.classes, average="micro")
+
+    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
+        return model(x).argmax(1)
+
+
+class Segmentation(Task):
+    """Models return logits (B, C, H, W), or a mapping with "out" and, for an auxiliary head, "aux"."""
+
+    def loss(self, outputs: Any, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        # Not `reduction="mean"`, which is 0/0 on a batch without a single labelled pixel.
+        pixels = (y != IGNORE).sum().clamp(min=1)
+        if weights is None:
+            return self._both_heads(outputs, lambda logits: self._entropy(logits, y, "sum") / pixels)
+        return self._both_heads(
+            outputs, lambda logits: (weights * self._entropy(logits, y, "none").sum((1, 2))).sum() / pixels
+        )
+
+    def losses(self, outputs: Any, y: Tensor) -> Tensor:
+        pixels = (y != IGNORE).sum((1, 2)).clamp(min=1)
+        return self._both_heads(outputs, lambda logits: self._entropy(logits.float(), y, "none").sum((1, 2)) / pixels)
+
+    def _both_heads(self, outputs: Any, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        if isinstance(outputs, Tensor):
+            return loss(outputs)
+        if "aux" not in outputs:
+            return loss(outputs["out"])
+        return loss(outputs["out"]) + self.recipe.auxiliary_weight * loss(outputs["aux"])
+
+    def _entropy(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
+        smoothing = self.recipe.label_smoothing
+        return F.cross_entropy(logits, y, ignore_index=IGNORE, label_smoothing=smoothing, reduction=reduction)
+
+    def metric(self) -> Any:
+        from torchmetrics.classification import MulticlassJaccardIndex
+
+        return MulticlassJaccardIndex(self.recipe.data.classes, average="macro", ignore_index=IGNORE)
+
+    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
+        if not scales:
+            return _resized(_out(model(x)), y.shape[-2:]).argmax(1)
+        total = torch.zeros(len(x), self.recipe.data.classes, *y.shape[-2:], device=x.device)
+        for scale in scales:
+            size = [max(32, round(side * scale)) for side in x.shape[-2:]]
+            scaled = _resized(x, size)
+            for flipped in (False, True):
+                logits = _out(model(scaled.flip(-1) if flipped else scaled))
+                logits = logits.flip(-1) if flipped else logits
+                total += _resized(logits.float(), y.shape[-2:]).softmax(1)
+        return total.argmax(1)
+
+    @property
+    def smallest_batch(self) -> int:
+        # The image pooling of DeepLab's ASPP leaves one value per channel and image: BatchNorm needs two of them.
+        return 2
+
+
+def make(recipe: Recipe) -> Task:
+    """The task of a recipe."""
+    return {"classification": Classification, "segmentation": Segmentation}[recipe.task](recipe)
+
+
+@contextlib.contextmanager
+def autocast(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Mixed precision, if the recipe says so: float16 on CUDA, bfloat16 elsewhere."""
+    dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
+    with torch.autocast(device.type, dtype, enabled=recipe.precision == "amp"):
+        yield
+
+
+def _laid_out(x: Tensor, recipe: Recipe) -> Tensor:
+    return x.to(memory_format=torch.channels_last) if recipe.channels_last else x
+
+
+def _out(outputs: Any) -> Tensor:
+    return outputs if isinstance(outputs, Tensor) else outputs["out"]
+
+
+def _resized(x: Tensor, size: Any) -> Tensor:
+    return x if x.shape[-2:] == torch.Size(size) else F.interpolate(x, list(size), mode="bilinear", align_corners=False)

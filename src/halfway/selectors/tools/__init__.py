@@ -1,0 +1,1 @@
+"""What selectors share: drawing without replacement, losses per sample, last-layer gradients. No selector here."""

@@ -1,0 +1,198 @@
+"""What is known about each sample of the data set, by its id: a last loss, last features, how long it has waited.
+
+One tensor with a row per sample. What one rank writes arrives on all of them (one small sum per write), so that the
+memory is the same everywhere and any rank may meet any sample in the next epoch.
+
+Shape suffixes: N samples of the data set, B of a batch, W values per sample, R ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..settings import plain_settings
+from .ranks import ALONE, Arriving, Ranks
+
+# A memory does not grow beyond so many samples: such ids are hashes, not positions.
+_MOST = 2**31
+
+
+class SampleMemory:
+    """W numbers per sample.
+
+    Args:
+        width: W.
+        num_samples: N, ids are 0..N-1. None lets the memory grow with the ids it meets; ids on an accelerator then
+            cost a wait for the device at every step, so pass ids on the CPU, or N.
+        unknown: what stands for a sample nobody has written yet.
+    """
+
+    @plain_settings
+    def __init__(self, width: int = 1, num_samples: int | None = None, unknown: float = float("nan")) -> None:
+        if width < 1 or (num_samples is not None and num_samples < 1):
+            raise ValueError(f"width and num_samples must be at least 1, got width={width}, num_samples={num_samples}")
+        self.width = width
+        self.num_samples = num_samples
+        self.unknown = unknown
+        self._values_NW = torch.full((num_samples or 0, width), unknown, device="cpu", dtype=torch.float32)
+        self._arriving: Arriving | None = None
+        self._room = 0
+        self._refused: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._values_NW)
+
+    @property
+    def values(self) -> Tensor:
+        """(N, W): everything, with what has arrived so far."""
+        self.settle()
+        return self._values_NW
+
+    def read(self, ids: Tensor, device: torch.device | None = None) -> Tensor:
+        """(B,) ids to (B, W), on `device` (that of the ids, if it is not said)."""
+        self.settle()
+        device = device or ids.device
+        if self._values_NW.device != device:
+            self._values_NW = self._values_NW.to(device)
+        if self.num_samples is not None:
+            return self._values_NW.index_select(0, self._rows(ids))
+        # Reading does not make the memory grow: every rank reads other ids, and all must stay of the same size.
+        if not len(self):
+            return self._values_NW.new_full((len(ids), self.width), self.unknown)
+        beyond_B1 = (ids >= len(self)).to(device, non_blocking=True).unsqueeze(1)
+        known = self._values_NW.index_select(0, self._rows(ids.clamp_max(len(self) - 1)))
+        return torch.where(beyond_B1, self.unknown, known)
+
+    def write(self, ids: Tensor, values: Tensor, ranks: Ranks = ALONE, batch_size: int = 0) -> None:
+        """Replace the rows of `ids` (B,) by `values` (B, W) or (B,), on all ranks; each must call this equally often.
+
+        Of an id that occurs twice the later row counts, and of two ranks the higher one. What is not finite is written
+        as unknown. With several ranks nobody waits now, but for the first time; `settle` does, when the memory is
+        needed.
+
+        Args:
+            batch_size: the size of the batch the ids were chosen from. Messages between ranks have room for the largest
+                first batch of any of them. Later ones may be smaller; larger ones must come on all ranks at once.
+        """
+        self.settle()
+        _check_type(ids)
+        values = values.detach().reshape(len(ids), self.width).to(torch.float32)
+        values = torch.where(values.isfinite(), values, self.unknown)
+        if self._values_NW.device != values.device:
+            self._values_NW = self._values_NW.to(values.device)
+        if ranks.size == 1:
+            if len(ids):
+                self._put(self._rows(ids, grow=True), values)
+            return
+        self._make_room(max(len(ids), batch_size), ranks, values.device)
+        # float64: exact for ids and values alike. The first column marks the rows that are in use.
+        offer = values.new_zeros(ranks.size, self._room, self.width + 2, dtype=torch.float64)
+        offer[ranks.rank, : len(ids), 0] = 1
+        offer[ranks.rank, : len(ids), 1] = ids.to(offer)
+        offer[ranks.rank, : len(ids), 2:] = values.to(offer)
+        self._arriving = ranks.sum(offer)
+
+    def write_nothing(self, ranks: Ranks, optional: bool = False) -> None:
+        """Takes the place of `write` on a rank that has no batches left.
+
+        Args:
+            optional: whether perhaps nobody ever writes, as losses that the user need not report.
+        """
+        if ranks.size == 1 or (optional and not self._room):
+            return
+        if not self._room:
+            raise RuntimeError(
+                "this rank has no batch at all, so it cannot take part in what the others remember; give every rank at "
+                "least one batch"
+            )
+        self.write(torch.zeros(0, dtype=torch.int64, device="cpu"), self._values_NW[:0], ranks)
+
+    def _make_room(self, size: int, ranks: Ranks, device: torch.device) -> None:
+        if not self._room:
+            sizes = torch.zeros(ranks.size, dtype=torch.int64, device=device)
+            sizes[ranks.rank] = size
+            size = int(ranks.sum(sizes).wait().max())
+        self._room = max(self._room, size)
+
+    def settle(self) -> None:
+        """Wait for what the ranks have sent each other, and take it over."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is None:
+            return
+        rows = arriving.wait().flatten(0, 1)
+        # Unused rows repeat the last one in use (any other might be out of date): no shape depends on data. If there is
+        # none, they write what is there already.
+        used, ids = rows[:, 0] == 1, rows[:, 1].to(torch.int64)
+        position = torch.arange(len(rows), device=rows.device)
+        place = torch.where(used, position, torch.where(used, position, 0).argmax())
+        ids, values = ids[place], rows[place, 2:].to(torch.float32)
+        known = self._rows(ids, grow=True)
+        self._put(known, torch.where(used.any(), values, self._values_NW.index_select(0, known)))
+
+    def _put(self, rows: Tensor, values: Tensor) -> None:
+        # Where an id occurs twice all its rows write the value of the last: a scatter has no order on a GPU.
+        sorted_rows, order = rows.sort(stable=True)
+        last = order[torch.searchsorted(sorted_rows, rows, right=True) - 1]
+        self._values_NW.index_copy_(0, rows, values.index_select(0, last))
+
+    def _rows(self, ids: Tensor, grow: bool = False) -> Tensor:
+        """The ids as row numbers on the memory's device; the memory grows for them if it may."""
+        _check_type(ids)
+        if grow and self.num_samples is None and len(ids):
+            self._grow(int(ids.max()) + 1)
+        outside = (ids < 0) | (ids >= len(self._values_NW))
+        if _on_host(ids):
+            if outside.any():
+                raise ValueError(self._range_error(int(ids[outside][0])))
+        else:  # reported by `check`, so that nothing waits for the device here
+            self._refused = outside.any() if self._refused is None else self._refused | outside.any()
+            ids = ids.clamp(0, len(self._values_NW) - 1)
+        return ids.to(self._values_NW.device, torch.int64, non_blocking=True)
+
+    def check(self) -> None:
+        """Raise if an id on the device was out of range. May wait for the device."""
+        self.settle()
+        refused, self._refused = self._refused, None
+        if refused is not None and refused:
+            raise ValueError(self._range_error(None))
+
+    def _range_error(self, id: int | None) -> str:
+        found = "an id out of range" if id is None else f"the id {id}"
+        last = f"to {self.num_samples - 1} (num_samples - 1)" if self.num_samples is not None else "on"
+        return (
+            f"there is {found}: ids must be whole numbers from 0 {last}, the sample's position in the data set "
+            "(`halfway.WithIds` yields it)"
+        )
+
+    def _grow(self, size: int) -> None:
+        if size > _MOST:
+            raise ValueError(self._range_error(size - 1))
+        missing = size - len(self._values_NW)
+        if missing > 0:
+            more = max(missing, len(self._values_NW))
+            self._values_NW = torch.cat([self._values_NW, self._values_NW.new_full((more, self.width), self.unknown)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """One tensor, the same on all ranks."""
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        values = state.get("values") if isinstance(state, dict) else None
+        if not isinstance(values, Tensor) or values.ndim != 2 or values.shape[1] != self.width:
+            raise ValueError(f"a sample memory's state is a tensor 'values' of {self.width} numbers per sample")
+        if self.num_samples not in (None, len(values)):
+            raise ValueError(f"the state remembers {len(values)} samples, here are {self.num_samples}")
+        self._arriving = None
+        self._values_NW = values.to(torch.float32, copy=True)
+
+
+def _on_host(ids: Tensor) -> bool:
+    return ids.device.type == "cpu"
+
+
+def _check_type(ids: Tensor) -> None:
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"ids must be whole numbers (torch.int64), the samples' positions, not {ids.dtype}")

