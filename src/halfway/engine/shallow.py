@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from ..batches import batch
 from ..batches.inputs import Forward, Inputs
+from ..errors import not_finite
 from ..modules import is_compiled
-from ..selectors.base import not_finite
 from .flops import Meter
 from .footprint import Footprint
 from .interception import Interception

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import not_finite
 from ..modules import find_layer
 from ..state.ranks import Ranks
 from ..state.sample_memory import SampleMemory
-from .base import Candidates, Selection, Selector, not_finite, retained_rows
+from .base import Candidates, Selection, Selector, retained_rows
 from .density import find_channel_dim
 from .last_loss import LOSSES_NOT_FINITE
 from .tools.last_layer import last_linear

@@ -173,12 +173,3 @@ def random_rows(candidates: Candidates, count: int) -> Selection:
     generator = candidates.generator
     order = torch.randperm(candidates.size, generator=generator, device=generator.device)
     return Selection(order[:count].sort().values)
-
-
-def not_finite(layer_name: str) -> str:
-    """What to say about features that are not finite."""
-    return (
-        f"the features of layer {layer_name!r} contain values that are not finite (NaN or infinite). Such steps prune "
-        "at random and teach the selector nothing; the training itself has probably diverged: lower the learning rate, "
-        "clip gradients, or check the inputs"
-    )

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional as PF
+from ..errors import not_finite
 from ..functional import BandwidthRule, UpdateRule
 from ..state.estimator import DensityEstimator
 from ..state.ranks import Ranks
-from .base import Candidates, Selection, Selector, not_finite
+from .base import Candidates, Selection, Selector
 
 
 class Density(Selector):
