@@ -1,34 +1,58 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench matrix zoo-matrix
+.PHONY: demo test lint docs dist bench matrix zoo-matrix
 
-# Everything sets itself up: the first call makes a virtual environment and installs into it.
-$(BIN)/halfway: pyproject.toml constraints.txt
+# Everything sets itself up: the first call makes a virtual environment and installs into it what that command needs.
+# An empty file in the environment remembers what is there.
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[dev]" --constraint constraints.txt
+
+$(VENV)/.lab: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable ".[lab]"
 	touch $@
 
-demo: $(BIN)/halfway
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable ".[docs]"
+	touch $@
+
+demo: $(VENV)/.lab
 	$(BIN)/halfway demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-lint: $(BIN)/halfway
+# Style, types, and which room may import which.
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
-bench: $(BIN)/halfway
+# The documentation as a site, in site/. A dead link is an error.
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+# A wheel and a source archive, in dist/.
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
+bench: $(VENV)/.lab
 	$(BIN)/python benchmarks/zoo.py
 
 # The compatibility matrix, from the tests that run.
-matrix: $(BIN)/halfway
+matrix: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow" --matrix=docs/compatibility.md
 
 # The table of the model zoo, which `make matrix` leaves alone. About ten minutes.
-zoo-matrix: $(BIN)/halfway
+zoo-matrix: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 tests/engine/test_model_zoo.py --zoo-matrix=docs/compatibility.md
