@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from . import functional, selectors
+from . import functional, samplers, selectors
 from .batches.batch import WithIds
 from .blocker.blocker import ForwardBlocker
 from .costs.cost import cost
@@ -16,18 +13,7 @@ from .selectors import Density, Random, Selection, Selector
 from .state.estimator import DensityEstimator
 from .stats import Stats
 
-if TYPE_CHECKING:
-    from . import samplers
-
 __version__ = "0.1.0"
-
-
-def __getattr__(name: str) -> Any:
-    """`halfway.samplers` is imported when it is first used: most trainings need none."""
-    if name == "samplers":
-        return importlib.import_module(".samplers", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __all__ = [
     "Density",
