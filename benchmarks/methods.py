@@ -37,6 +37,7 @@ from halfway.lab.files import write_json, write_whole
 from halfway.lab.models.by_name import build
 from halfway.lab.recipes import methods
 from halfway.samplers import EpochSampler
+from halfway.tables import markdown
 
 RESULTS = Path(__file__).parent / "results"
 RATIO, CUT, IMAGENET = 0.4, "layer2", 1_281_167
@@ -197,16 +198,14 @@ def page(result: dict[str, Any]) -> str:
         f"[quartiles] of {result['rounds']} interleaved rounds. `{result['command']}`, {result['date']}, "
         f"{machine['cpu']}, {machine['cores']} cores, {result['threads']} threads; {versions}.",
         "",
-        "| method | FLOPs | wall | of it overhead |",
-        "|---|---:|---:|---:|",
     ]
+    cells = []
     for name, row in sorted(rows.items(), key=lambda item: (item[1]["flops"], item[1]["wall"]["median"])):
         wall = row["wall"]
-        lines.append(
-            f"| {name} | {row['flops']:.3f} | {wall['median']:.3f} [{wall['q1']:.3f}, {wall['q3']:.3f}] | "
-            f"{row['overhead']['median']:.4f} |"
-        )
+        spread = f"{wall['median']:.3f} [{wall['q1']:.3f}, {wall['q3']:.3f}]"
+        cells.append([name, f"{row['flops']:.3f}", spread, f"{row['overhead']['median']:.4f}"])
     lines += [
+        markdown(["method", "FLOPs", "wall", "of it overhead"], cells),
         "",
         "*limit*: training on the retained samples alone, chosen for nothing. Samplers (infobatch_dagger, ucb, "
         "epsilon_greedy, dyn_unc, rs2, random_subset) take whole steps but fewer; InfoBatch† prunes 0.95 p. Overhead: "
@@ -217,18 +216,16 @@ def page(result: dict[str, Any]) -> str:
         f"The same steps, as a run that prunes in the paper's window (epochs 5-80 of 90, {WINDOW:.1%} of it), in "
         "units of the training on full data. Beside it what the paper reports for its machine and full-size images.",
         "",
-        "| method | training | overhead | total | reduction | paper: reduction |",
-        "|---|---:|---:|---:|---:|---:|",
     ]
+    cells = []
     paper = {"full": "", "ucb": "26.7%", "infobatch_dagger": "26.8%", "divbs": "14.4%", "pfb": "33.2%"}
     for name, title in TABLE_3.items():
         total = WINDOW * rows[name]["wall"]["median"] + 1 - WINDOW
         overhead = WINDOW * rows[name]["overhead"]["median"]
         reduction = "" if name == "full" else f"{1 - total:.1%}"
-        lines.append(
-            f"| {title} | {total - overhead:.3f} | {overhead:.4f} | {total:.3f} | {reduction} | {paper[name]} |"
-        )
-    return "\n".join(lines) + "\n"
+        cells.append([title, f"{total - overhead:.3f}", f"{overhead:.4f}", f"{total:.3f}", reduction, paper[name]])
+    header = ["method", "training", "overhead", "total", "reduction", "paper: reduction"]
+    return "\n".join([*lines, markdown(header, cells)]) + "\n"
 
 
 def main() -> None:

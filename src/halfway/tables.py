@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Tables for the terminal and for Markdown pages."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, body)])
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A Markdown table: the first `words` columns to the left, numbers to the right."""
+    rule = ["---" if i < words else "---:" for i in range(len(header))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))

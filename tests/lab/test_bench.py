@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import shutil
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,14 +20,14 @@ pytest.importorskip("tqdm")
 
 from halfway.lab import devices, files
 from halfway.lab.bench import measure
-from halfway.lab.bench import results as bench_results
 from halfway.lab.bench import steps as bench
-from halfway.lab.bench.results import Case
 from halfway.lab.bench.steps import WAYS
+from halfway.lab.bench.table import text_table
 from halfway.lab.cli import main
 from halfway.lab.models import by_name as models
 
 CPU = torch.device("cpu")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 class Tiny(nn.Module):
@@ -49,8 +54,13 @@ class Shuffle(nn.Module):
         return x[torch.randperm(len(x))]
 
 
-def tiny_case(key: str = "tiny") -> Case:
-    return Case(key, "Tiny", Tiny, "shallow", (64,), batch=20)
+@pytest.fixture
+def zoo(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The script benchmarks/zoo.py, which is no part of the package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("zoo")
+    for name in ("zoo", "page"):
+        sys.modules.pop(name, None)
 
 
 # --------------------------------------------------------------------- measures
@@ -104,7 +114,7 @@ def test_every_way_costs_what_it_should() -> None:
     assert list(ways["full"]["phases"]) == ["shallow", "rest"]
     assert list(ways["replay"]["phases"]) == ["probe", "selection", "replayed", "rest"]
     assert sum(ways["full"]["phases"].values()) == pytest.approx(1)
-    assert "replayed shallow" in bench_results.text_table(result)
+    assert "replayed shallow" in text_table(result)
 
 
 def test_comparing_leaves_no_hook_on_the_model() -> None:
@@ -129,7 +139,7 @@ def test_what_cannot_be_run_is_said() -> None:
     skipping = bench.compare(Skipping(), "shallow", torch.randn(20, 64), rounds=2)
     assert "unavailable" in skipping["ways"]["index"]
     assert skipping["ways"]["replay"]["flops_minus_predicted"] == pytest.approx(0)
-    assert "n/a" in bench_results.text_table(skipping)
+    assert "n/a" in text_table(skipping)
 
 
 def test_a_model_that_cannot_be_replayed_says_why() -> None:
@@ -137,7 +147,7 @@ def test_a_model_that_cannot_be_replayed_says_why() -> None:
     result = bench.compare(model, "0", torch.randn(20, 64), rounds=2)
     assert "randperm" in result["ways"]["replay"]["unavailable"]
     assert "wall" in result["ways"]["recompute"]
-    assert "randperm" in bench_results.text_table(result)
+    assert "randperm" in text_table(result)
 
 
 def test_too_few_rounds_are_refused() -> None:
@@ -148,15 +158,18 @@ def test_too_few_rounds_are_refused() -> None:
 # ---------------------------------------------------------------------- results
 
 
-def test_results_are_complete_resume_and_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_complete_resume_and_render(
+    zoo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench, "_FEATURES", (16, 2, 2))
-    cases = [tiny_case("one"), tiny_case("two")]
-    assert bench_results.run_cases(cases[:1], tmp_path, "command", rounds=2) == ["one"]
-    first = (tmp_path / "one.json").read_text()
-    assert bench_results.run_cases(cases, tmp_path, "command", rounds=2) == ["two"]
-    assert (tmp_path / "one.json").read_text() == first
-    assert bench_results.run_cases(cases, tmp_path, "command", rounds=2, fresh=True) == ["one", "two"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
+    cases = [zoo.Case(key, "Tiny", Tiny, "shallow", (64,), batch=20) for key in ("one", "two")]
+    models_folder = tmp_path / "models"
+    assert zoo.run_cases(cases[:1], tmp_path, "command", rounds=2) == ["one"]
+    first = (models_folder / "one.json").read_text()
+    assert zoo.run_cases(cases, tmp_path, "command", rounds=2) == ["two"]
+    assert (models_folder / "one.json").read_text() == first
+    assert zoo.run_cases(cases, tmp_path, "command", rounds=2, fresh=True) == ["one", "two"]
+    assert sorted(p.name for p in models_folder.iterdir()) == ["one.json", "two.json"]
     result = json.loads(first)
     assert result["command"] == "command --only one --rounds 2"
     assert result["input"] == [20, 64]
@@ -164,10 +177,23 @@ def test_results_are_complete_resume_and_render(tmp_path: Path, monkeypatch: pyt
     assert {"cpu", "cores", "device"} == result["machine"].keys()
     assert {"date", "threads", "rounds", "seed", "title", "cut", "shallow_share"} <= result.keys()
     files.write_json(tmp_path / "selection.json", bench.selection_overhead(0.01, rounds=2))
-    page = bench_results.render(tmp_path)
+    page = zoo.page.render(tmp_path)
     assert page.count("Tiny, `shallow`") == 8
     assert "`command --only two --rounds 2`" in page
     assert "## The selection itself" in page
+
+
+def test_the_zoo_writes_the_page_of_its_own_committed_results(
+    zoo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to measure; files of other benchmarks in the folder are left alone."""
+    shutil.copytree(BENCHMARKS / "results", tmp_path / "results")
+    (tmp_path / "results" / "README.md").unlink()
+    monkeypatch.setattr(sys, "argv", ["zoo.py", "--out", str(tmp_path / "results")])
+    assert zoo.main() == 0
+    written = (tmp_path / "results" / "README.md").read_text()
+    assert written == (BENCHMARKS / "results" / "README.md").read_text(), "python benchmarks/page.py writes it again"
+    assert all(f"{case.title}, `{case.at}`" in written for case in zoo.CASES)
 
 
 def test_an_interrupted_write_leaves_the_old_result(tmp_path: Path) -> None:

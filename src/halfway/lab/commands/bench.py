@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from .. import devices
-    from ..bench import results as bench_results
     from ..bench import steps as bench
+    from ..bench.table import text_table
     from ..environment import environment
     from ..models import by_name as models
 
@@ -83,5 +83,5 @@ def run(arguments: argparse.Namespace) -> int:
         about = {"title": arguments.model, "command": shlex.join(["halfway", *sys.argv[1:]])}
         print(json.dumps({**about, **environment(device), **result}, indent=2))
     else:
-        print(f"{arguments.model}: {bench_results.text_table(result)}")
+        print(f"{arguments.model}: {text_table(result)}")
     return 0

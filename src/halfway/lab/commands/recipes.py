@@ -35,7 +35,7 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print."""
-    from ...tables import columns
+    from ...tables import columns, markdown
     from ..recipes import schema as recipes
 
     if arguments.name is not None:
@@ -43,8 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     rows = [row for name in recipes.names() for row in cost_rows(recipes.load(name))]
     if arguments.markdown:
-        rule = ["---", "---", *("---:" for _ in COLUMNS[2:])]
-        print("\n".join(f"| {' | '.join(row)} |" for row in (COLUMNS, rule, *rows)))
+        print(markdown(COLUMNS, rows, words=2))
     else:
         print(columns(COLUMNS, rows))
         print(

@@ -1,112 +1,41 @@
-"""The benchmark's results: measured model by model, kept as JSON, shown as tables."""
+"""The page of the results folder: `python benchmarks/page.py` writes benchmarks/results/README.md from the JSON files.
+
+`results/models/` holds one file per model of the zoo. Every other measurement has a file of its own in `results/`, and
+a section here if it has one; files that this page does not know are left alone.
+"""
 
 from __future__ import annotations
 
-import gc
+import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from halfway.lab.bench.steps import WAYS
+from halfway.lab.files import write_whole
+from halfway.tables import markdown
 
-from ...tables import columns
-from ..environment import environment
-from ..files import write_json
-from ..models.by_name import random_input
-from .steps import WAYS, compare
+RESULTS = Path(__file__).parent / "results"
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model of the zoo. key: its file's name. shape: of one sample."""
-
-    key: str
-    title: str
-    build: Callable[[], nn.Module]
-    at: str
-    shape: tuple[int, ...]
-    batch: int = 32
-
-
-def run_cases(
-    cases: Iterable[Case], folder: Path, command: str, rounds: int = 15, seed: int = 0, fresh: bool = False
-) -> list[str]:
-    """Measure every case that has no result in `folder` yet, and write each as it arrives.
-
-    Returns:
-        the keys of the cases that were measured.
-    """
-    done = []
-    for case in cases:
-        path = folder / f"{case.key}.json"
-        if path.exists() and not fresh:
-            continue
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = case.build().train()
-            x = random_input((case.batch, *case.shape))
-            result = compare(model, case.at, x, rounds=rounds, seed=seed, progress=case.title)
-        about = {"title": case.title, "command": f"{command} --only {case.key} --rounds {rounds}"}
-        write_json(path, {**about, **environment(x.device), **result})
-        done.append(case.key)
-        del model, x
-        gc.collect()
-    return done
-
-
-def text_table(result: dict[str, Any]) -> str:
-    """One model's result for the terminal."""
-    rows, notes = [], ""
-    for way, entry in result["ways"].items():
-        if "unavailable" in entry:
-            rows.append([way, "n/a", "", "", "", ""])
-            notes += f"\n\n{way} is not possible here: {entry['unavailable']}"
-            continue
-        wall = entry["wall"]
-        predicted = f"{entry['predicted']:.3f}" if "predicted" in entry else ""
-        spread = f"{wall['q1']:.3f}-{wall['q3']:.3f}"
-        rows.append([way, f"{entry['flops']:.3f}", predicted, f"{wall['median']:.3f}", spread, f"{entry['peak']:.3f}"])
-    N, S = result["input"][0], result["retained"]
-    return (
-        f"cut at {result['cut']}, {S} of {N} samples retained, F/T = {result['shallow_share']:.3f}; a full step takes "
-        f"{result['ways']['full']['seconds']:.3f} s\n"
-        f"relative to full training, {result['rounds']} rounds\n\n"
-        + columns(["way", "FLOPs", "predicted", "wall", "quartiles", "peak memory"], rows)
-        + _phases_line(result)
-        + notes
-    )
-
-
-def _phases_line(result: dict[str, Any]) -> str:
-    phases = result["ways"]["replay"].get("phases")
-    if phases is None:
-        return ""
-    shallow = result["ways"]["full"]["phases"]["shallow"]
-    return (
-        f"\n\nin a replayed step: probe {phases['probe']:.3f}, selection {phases['selection']:.3f}, replayed shallow "
-        f"forward {phases['replayed']:.3f}, rest {phases['rest']:.3f}; in a full step: shallow forward {shallow:.3f}"
-    )
+def write(folder: Path = RESULTS) -> None:
+    """Write the folder's README.md anew."""
+    write_whole(folder / "README.md", render(folder))
 
 
 def render(folder: Path) -> str:
     """All results of a folder as a Markdown page."""
-    found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    results = [result for name, result in found.items() if name not in ("selection", "ranks", "loop")]
+    results = [json.loads(path.read_text()) for path in (folder / "models").glob("*.json")]
     results.sort(key=lambda r: r["title"])
     page = [_HEAD]
-    page += ["## FLOPs", "", *_flops_table(results), ""]
-    page += ["## Wall time", "", *_wall_table(results), ""]
-    page += ["## Where replay's time goes", "", _PHASES_TEXT, "", *_phases_table(results), ""]
-    page += ["## Peak memory", "", *_peak_table(results), ""]
-    if "selection" in found:
-        page += ["## The selection itself", "", _selection_text(found["selection"]), ""]
-    if "ranks" in found:
-        page += ["## The sum over ranks", "", _ranks_text(found["ranks"]), ""]
-    if "loop" in found:
-        page += ["## The loop of `halfway train`", "", _loop_text(found["loop"]), ""]
+    page += ["## FLOPs", "", _flops_table(results), ""]
+    page += ["## Wall time", "", _wall_table(results), ""]
+    page += ["## Where replay's time goes", "", _PHASES_TEXT, "", _phases_table(results), ""]
+    page += ["## Peak memory", "", _peak_table(results), ""]
+    for name, (title, text) in _SECTIONS.items():
+        path = folder / f"{name}.json"
+        if path.exists():
+            page += [f"## {title}", "", text(json.loads(path.read_text())), ""]
     page += ["## Where the numbers come from", "", *sorted({_provenance(r) for r in results}), ""]
     return "\n".join(page)
 
@@ -114,8 +43,8 @@ def render(folder: Path) -> str:
 _HEAD = """\
 # What a step costs
 
-*Written by `benchmarks/zoo.py` from the JSON files beside it; see [the benchmark's page](../README.md) for what is
-measured and how.* All figures are relative to training on all samples (1.000).
+*Written by `benchmarks/page.py` from the JSON files in this folder; see [the benchmark's page](../README.md) for what
+is measured and how.* All figures are relative to training on all samples (1.000).
 """
 
 
@@ -126,16 +55,11 @@ p (shallow, time - shallow, FLOPs) + (probe - shallow, time) + selection + repla
 """
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    rule = ["---", *("---:" for _ in header[1:])]
-    return [f"| {' | '.join(row)} |" for row in (header, rule, *rows)]
-
-
 def _figure(entry: dict[str, Any], key: str) -> str:
     return "n/a" if "unavailable" in entry else f"{entry[key]:.3f}"
 
 
-def _flops_table(results: list[dict[str, Any]]) -> list[str]:
+def _flops_table(results: list[dict[str, Any]]) -> str:
     header = ["model, cut", "N x px", "S", "F/T", *WAYS[1:], "predicted", "replay - predicted"]
     rows = []
     for r in results:
@@ -145,10 +69,10 @@ def _flops_table(results: list[dict[str, Any]]) -> list[str]:
         size = f"{r['input'][0]} x {r['input'][-1]}"
         share = f"{r['shallow_share']:.3f}"
         rows.append([_name(r), size, str(r["retained"]), share, *figures, _figure(replay, "predicted"), missed])
-    return _markdown(header, rows)
+    return markdown(header, rows)
 
 
-def _wall_table(results: list[dict[str, Any]]) -> list[str]:
+def _wall_table(results: list[dict[str, Any]]) -> str:
     header = ["model, cut", "full step", *WAYS[1:], "replay - predicted", "rounds"]
     rows = []
     for r in results:
@@ -159,10 +83,10 @@ def _wall_table(results: list[dict[str, Any]]) -> list[str]:
             figures.append(f"{wall['median']:.3f} ({wall['q1']:.3f}-{wall['q3']:.3f})" if wall else "n/a")
         missed = "n/a" if "unavailable" in replay else f"{replay['wall_minus_predicted']:+.3f}"
         rows.append([_name(r), f"{r['ways']['full']['seconds']:.2f} s", *figures, missed, str(r["rounds"])])
-    return _markdown(header, rows)
+    return markdown(header, rows)
 
 
-def _phases_table(results: list[dict[str, Any]]) -> list[str]:
+def _phases_table(results: list[dict[str, Any]]) -> str:
     header = ["model, cut", "shallow, FLOPs", "shallow, time", "probe", "selection", "replayed", "beyond prediction"]
     rows = []
     for r in results:
@@ -173,10 +97,10 @@ def _phases_table(results: list[dict[str, Any]]) -> list[str]:
         figures = [counted, timed, *(phases[name] for name in ("probe", "selection", "replayed"))]
         beyond = r["effective_ratio"] * (timed - counted) + sum(figures[2:]) - timed
         rows.append([_name(r), *(f"{figure:.3f}" for figure in figures), f"{beyond:+.3f}"])
-    return _markdown(header, rows)
+    return markdown(header, rows)
 
 
-def _peak_table(results: list[dict[str, Any]]) -> list[str]:
+def _peak_table(results: list[dict[str, Any]]) -> str:
     rows = [
         [
             _name(r),
@@ -185,7 +109,7 @@ def _peak_table(results: list[dict[str, Any]]) -> list[str]:
         ]
         for r in results
     ]
-    return _markdown(["model, cut", "full", *WAYS[1:]], rows)
+    return markdown(["model, cut", "full", *WAYS[1:]], rows)
 
 
 def _name(result: dict[str, Any]) -> str:
@@ -232,3 +156,16 @@ def _provenance(result: dict[str, Any]) -> str:
         f"{result['threads']} threads, device {machine['device']}; {versions}; seed {result['seed']}; "
         f"`{result['command']}`"
     )
+
+
+_SECTIONS = {
+    "selection": ("The selection itself", _selection_text),
+    "ranks": ("The sum over ranks", _ranks_text),
+    "loop": ("The loop of `halfway train`", _loop_text),
+}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    write(parser.parse_args().out)
