@@ -24,10 +24,11 @@ def generator(seed: int = 0) -> torch.Generator:
 def settings(name: str = "cifar10", **changes: Any) -> DataSettings:
     """Settings that suit a data set, without workers."""
     kind = SETS[name]
+    usual_policy = "crop-flip" if kind.task == "classification" else "segmentation"
     usual: dict[str, Any] = {
         "classes": len(kind.names or PURE),
         "size": (32, 32),
-        "augment": "segmentation" if kind.task == "segmentation" else "crop-flip",
+        "augment": "none" if changes.get("memory") and usual_policy == "segmentation" else usual_policy,
         "workers": 0,
     }
     return DataSettings(name, **{**usual, **changes})

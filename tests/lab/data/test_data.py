@@ -26,10 +26,9 @@ from tests.helpers.pictures import PURE, agree, class_folders, few, generator, m
 
 KINDS = {
     "cifar": few("cifar10"),
-    "images in memory": few("imagefolder", augment="resized-crop", memory=True),
+    "images in memory": few("imagefolder", memory=True),
     "images": few("imagefolder", augment="resized-crop"),
     "autoaugment": few("imagefolder", augment="autoaugment"),
-    "masks in memory": few("voc2012", memory=True),
     "masks": few("voc2012"),
 }
 
@@ -55,7 +54,7 @@ def test_the_number_of_workers_changes_nothing(kind: str) -> None:
     assert same(list(one.test.batches(5)), list(helped.test.batches(5)))
 
 
-@pytest.mark.parametrize("kind", ["cifar", "images", "masks", "masks in memory"])
+@pytest.mark.parametrize("kind", ["cifar", "images", "images in memory", "masks"])
 def test_samples_of_a_batch_are_augmented_differently(kind: str) -> None:
     data = load(KINDS[kind], "synthetic")
     ((x, *_),) = data.train.batches([(torch.zeros(8, dtype=torch.long), 5)])
@@ -285,7 +284,18 @@ ERRORS = {
     "classes": (settings(classes=7), "10 classes, the recipe says 7: set data.classes=10"),
     "policy": (settings(augment="crop"), "choose from none, crop-flip, resized-crop, autoaugment"),
     "policy of another task": (settings("voc2012", augment="crop-flip"), "choose from none, segmentation"),
-    "policy in memory": (settings(augment="autoaugment"), "CIFAR-10 stays there: choose crop-flip"),
+    "policy in memory": (
+        settings(augment="autoaugment"),
+        "CIFAR-10 always stays there, so set data.augment=none or crop-flip",
+    ),
+    "crops in memory": (
+        few("imagefolder", augment="resized-crop", memory=True),
+        r"'resized-crop' does not work on images in memory: set data\.memory=false or data\.augment=none or crop-flip",
+    ),
+    "masks in memory": (
+        few("voc2012", augment="segmentation", memory=True),
+        r"'segmentation' does not work on images in memory: set data\.memory=false or data\.augment=none\. ",
+    ),
     "split": (settings(split="trainaug"), "choose from train"),
     "size": (settings(size=(0, 32)), "must be positive"),
 }
@@ -296,6 +306,23 @@ def test_an_error_names_the_fix(case: str) -> None:
     wrong, says = ERRORS[case]
     with pytest.raises(ValueError, match=says):
         load(wrong, "synthetic")
+
+
+def test_a_run_folder_with_a_policy_that_is_gone_does_not_go_on_with_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("yaml")
+    from halfway.lab.cli import main
+    from halfway.lab.recipes import schema as recipes
+
+    recipe = recipes.load("tiny-imagenet-resnet50").with_settings({"root": "synthetic", "data.memory": True})
+    config = tmp_path / "config.yaml"
+    config.write_text(recipes.dump(recipe))
+    before = config.read_bytes()
+    assert main(["train", str(config), "--resume", "--out", str(tmp_path)]) == 2
+    assert "What halfway 0.1.0 did there for resized-crop" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
+    assert config.read_bytes() == before
 
 
 @pytest.mark.parametrize(

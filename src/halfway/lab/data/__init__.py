@@ -82,10 +82,10 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
     kind = _kind(settings)
     device = torch.device(device)
     policy = augment.policy(settings.augment, kind.task)
-    in_memory = kind.small or settings.memory
-    if in_memory and policy.batch is None:
-        way = f"{kind.title} stays there: choose crop-flip" if kind.small else "set data.memory=false, or resized-crop"
-        raise ValueError(f"data.augment={settings.augment!r} does not work on images in memory; {way}")
+    batch_policy = None
+    if kind.small or settings.memory:
+        fix = f"{kind.title} always stays there, so set " if kind.small else "set data.memory=false or "
+        batch_policy = augment.batch_form(settings.augment, kind.task, fix)
     if root == "synthetic":
         found = _synthetic(settings, kind)
         train, test = found.train, found.test
@@ -96,10 +96,9 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
         test = _subset(found.test, settings.test_samples, "test_samples", "test")
     description = f"{found.title}: {_share(train, found.train, 'training')}, {_share(test, found.test, 'test')}"
     colours, size = kind.colours, settings.size
-    if in_memory:
-        assert policy.batch is not None
+    if batch_policy is not None:
         pixels, targets = decode(train, size, colours, settings.workers, "reading training images")
-        training: TrainSet = MemoryTrainSet(pixels, targets, found.classes, colours, policy.batch, device)
+        training: TrainSet = MemoryTrainSet(pixels, targets, found.classes, colours, batch_policy, device)
         tests = decode(test, size, colours, settings.workers, "reading test images")
         return Data(found.classes, training, MemoryTestSet(*tests, colours, device), description)
     workers = settings.workers

@@ -1,7 +1,8 @@
-"""Augmentation policies by name, each in two forms: for a batch in memory, and for one picture in a worker.
+"""Augmentation policies by name: all of them for one picture in a worker, some also for a batch in memory.
 
-Both leave pixels in 0..255; normalising comes after. A policy for batches takes its random numbers from a generator,
-one for pictures from the CPU's default generator, which the caller seeds and restores (see `disk`).
+A policy that has both forms does the same in both. Pixels stay in 0..255; normalising comes after. The form for batches
+takes its random numbers from a generator, the one for pictures from the CPU's default generator, which the caller seeds
+and restores (see `disk`).
 Shapes: B samples of a batch, H x W px.
 """
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 Fill = tuple[int, int, int]
 Size = tuple[int, int]
-# (x (B, 3, H, W) uint8, y (B,) or (B, H, W), generator, fill) -> x (B, 3, H, W) in 0..255, y
-BatchPolicy = Callable[[Tensor, Tensor, torch.Generator, Fill], tuple[Tensor, Tensor]]
+# (x (B, 3, H, W) uint8, generator) -> x of the same shape and type; targets stay as they are
+BatchPolicy = Callable[[Tensor, torch.Generator], Tensor]
 # (picture, label or mask) -> (3, H, W) uint8, label or mask (H, W) uint8
 SamplePolicy = Callable[["Image", Any], tuple[Tensor, Any]]
 
@@ -40,10 +41,10 @@ RATIOS = (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy in both forms.
+    """One policy in its forms.
 
     tasks: "classification", "segmentation".
-    batch: for pictures in memory; None: there is no such form.
+    batch: for pictures in memory; None: this policy only works on pictures from disk.
     sample: (size, fill) to the form for pictures from disk.
     """
 
@@ -52,12 +53,12 @@ class Policy:
     sample: Callable[[Size, Fill], SamplePolicy]
 
 
-def none(x: Tensor, y: Tensor, generator: torch.Generator, fill: Fill) -> tuple[Tensor, Tensor]:
+def none(x: Tensor, generator: torch.Generator) -> Tensor:
     """Pictures as they are."""
-    return x, y
+    return x
 
 
-def crop_flip(x: Tensor, y: Tensor, generator: torch.Generator, fill: Fill) -> tuple[Tensor, Tensor]:
+def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     """Pad with black, an eighth of the size on each side (4 px at 32), crop at random, flip half of the pictures."""
     B, _, H, W = x.shape
     top = torch.randint(0, 2 * (H // 8) + 1, (B, 1), generator=generator, device=x.device)
@@ -69,77 +70,12 @@ def crop_flip(x: Tensor, y: Tensor, generator: torch.Generator, fill: Fill) -> t
     sample, colour = torch.arange(B, device=x.device), torch.arange(3, device=x.device)
     return padded[
         sample[:, None, None, None], colour[:, None, None], rows_BH[:, None, :, None], columns_BW[:, None, None, :]
-    ], y
-
-
-def resized_crop(x: Tensor, y: Tensor, generator: torch.Generator, fill: Fill) -> tuple[Tensor, Tensor]:
-    """A crop of random area and proportions, enlarged to the whole picture; half of the pictures are flipped.
-
-    Unlike torchvision, a crop that would be too wide or high is cut off at the margin, not drawn again.
-    """
-    B, _, H, W = x.shape
-    area = _uniform(*AREAS, B, generator, x.device)
-    low, high = (torch.tensor(r).log().item() for r in RATIOS)
-    ratio = _uniform(low, high, B, generator, x.device).exp()
-    height = (area * H * W / ratio).sqrt().clamp(max=H)
-    width = (area * H * W * ratio).sqrt().clamp(max=W)
-    top = _uniform(0, 1, B, generator, x.device) * (H - height)
-    left = _uniform(0, 1, B, generator, x.device) * (W - width)
-    grid = _grid(top, left, height, width, _half(B, generator, x.device), (H, W))
-    return F.grid_sample(x.float(), grid, padding_mode="border", align_corners=False), y
-
-
-def segmentation(x: Tensor, y: Tensor, generator: torch.Generator, fill: Fill) -> tuple[Tensor, Tensor]:
-    """Colours, scale, crop and flip, drawn for each picture, its mask (B, H, W) following it.
-
-    Scales are from 0.5 to 2. A picture that became larger than (H, W) is cropped, one that became smaller is placed
-    at random, with `fill` around it, and 255 in its mask. Brightness (up to 32 of 255) and contrast (a factor from 0.5
-    to 1.5) change in half of the pictures each. Unlike from disk, hue and saturation stay, and a crop that shows
-    nearly one class only is not drawn again.
-    """
-    B, _, H, W = x.shape
-    device = x.device
-    contrast = torch.where(_half(B, generator, device), _uniform(0.5, 1.5, (B, 1), generator, device), 1.0)
-    brightness = torch.where(_half(B, generator, device), _uniform(-32, 32, (B, 1), generator, device), 0.0)
-    background = torch.tensor(fill, dtype=torch.float32).view(1, 3, 1, 1).to(device, non_blocking=True)
-    jittered = (x * contrast[..., None, None] + brightness[..., None, None]).clamp_(0, 255)
-    # Padding that is in memory already stays as it is.
-    padding = (x == background).all(1, keepdim=True) & (y == IGNORE).unsqueeze(1)
-    jittered = torch.where(padding, background, jittered)
-    scale = _uniform(*SCALES, B, generator, device)
-    height, width = H / scale, W / scale
-    # Of a smaller picture, the window is larger than the picture, and begins before it.
-    top = _uniform(0, 1, B, generator, device) * (H - height)
-    left = _uniform(0, 1, B, generator, device) * (W - width)
-    grid = _grid(top, left, height, width, _half(B, generator, device), (H, W))
-    # Sampling outside of the picture gives zero: so zero has to stand for the filling, and for no class.
-    x = F.grid_sample(jittered - background, grid, align_corners=False) + background
-    shifted = F.grid_sample((y.float() + 1).unsqueeze(1), grid, mode="nearest", align_corners=False).squeeze(1)
-    return x, torch.where(shifted == 0, IGNORE, shifted.long() - 1)
+    ]
 
 
 def _half(B: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """(B, 1) bool, each true with probability a half."""
     return torch.rand(B, 1, generator=generator, device=device) < 0.5
-
-
-def _uniform(
-    low: float, high: float, shape: int | tuple[int, ...], generator: torch.Generator, device: torch.device
-) -> Tensor:
-    return low + (high - low) * torch.rand(shape, generator=generator, device=device)
-
-
-def _grid(top: Tensor, left: Tensor, height: Tensor, width: Tensor, flip: Tensor, size: Size) -> Tensor:
-    """(B, H, W, 2) for grid_sample: windows of the picture, (B,) each and in px, brought to `size`; flip is (B, 1)."""
-    (H, W), device = size, top.device
-    down = (torch.arange(H, device=device) + 0.5) / H
-    right = (torch.arange(W, device=device) + 0.5) / W
-    right_BW = torch.where(flip, 1 - right, right)
-    # Edges of the picture are at -1 and 1.
-    y_BH = (top[:, None] + down * height[:, None]) * 2 / H - 1
-    x_BW = (left[:, None] + right_BW * width[:, None]) * 2 / W - 1
-    B = len(top)
-    return torch.stack((x_BW[:, None, :].expand(B, H, W), y_BH[:, :, None].expand(B, H, W)), dim=-1)
 
 
 def _plain(picture: Image, target: Any, size: Size, fill: Fill) -> tuple[Tensor, Any]:
@@ -230,9 +166,9 @@ def varied(mask: Tensor) -> bool:
 POLICIES = {
     "none": Policy(("classification", "segmentation"), none, _plain_sample),
     "crop-flip": Policy(("classification",), crop_flip, _crop_flip_sample),
-    "resized-crop": Policy(("classification",), resized_crop, _resized_crop_sample),
+    "resized-crop": Policy(("classification",), None, _resized_crop_sample),
     "autoaugment": Policy(("classification",), None, partial(_resized_crop_sample, more=True)),
-    "segmentation": Policy(("segmentation",), segmentation, _segmentation_sample),
+    "segmentation": Policy(("segmentation",), None, _segmentation_sample),
 }
 
 
@@ -242,3 +178,16 @@ def policy(name: str, task: str) -> Policy:
     if name not in suitable:
         raise ValueError(f"data.augment={name!r} is not for {task}: choose from {', '.join(suitable)}")
     return POLICIES[name]
+
+
+def batch_form(name: str, task: str, fix: str) -> BatchPolicy:
+    """The form of a policy for pictures in memory. fix: what else to do, for the error where there is none."""
+    batch = policy(name, task).batch
+    if batch is None:
+        others = " or ".join(n for n, p in POLICIES.items() if task in p.tasks and p.batch is not None)
+        raise ValueError(
+            f"data.augment={name!r} does not work on images in memory: {fix}data.augment={others}. (What halfway 0.1.0 "
+            "did there for resized-crop and segmentation was another policy under the same name; it is gone, and a "
+            "run with it cannot go on.)"
+        )
+    return batch

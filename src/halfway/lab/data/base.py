@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-IGNORE = 255  # in a mask: no class, neither learned nor counted
+# In a mask: no class, neither learned nor counted.
+from ...selectors.tools.losses import IGNORE as IGNORE
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ class MemoryTrainSet(TrainSet):
         for ids, seed in plan:
             ids = ids.to(self._device, non_blocking=True)
             generator = torch.Generator(self._device).manual_seed(seed)
-            x, y = self._policy(self._pixels[ids], self._targets[ids], generator, self._colours.fill)
-            yield self._colours.normalise(x), y.long(), ids
+            x = self._policy(self._pixels[ids], generator)
+            yield self._colours.normalise(x), self._targets[ids].long(), ids
 
     def picture(self, id: int) -> Tensor:
         return self._pixels[id].permute(1, 2, 0).contiguous().cpu()

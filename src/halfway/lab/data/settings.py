@@ -18,7 +18,8 @@ class DataSettings:
     holdout: train on as many of the images that `train_samples` leaves out, for a model whose losses tell what of the
         others can be learned (`halfway train --save-losses`).
     split: of the training images, where a data set has several (VOC: train, trainaug).
-    memory: decode everything once, keep it on the device, and augment whole batches there.
+    memory: decode everything once, keep it on the device, and augment whole batches there; for `augment` "none" and
+        "crop-flip".
     workers: processes that decode images, where they do not stay in memory.
     """
 
