@@ -40,6 +40,9 @@ from tests.lab.training.test_training import (
     without_times,
 )
 
+# The trainings here are shorter than its window; the test of the warning asks for it.
+pytestmark = pytest.mark.filterwarnings("ignore:dyn_unc")
+
 # A selector of each kind that learns, and the samplers that do.
 LEARNING = [
     "selective_backprop",
@@ -111,6 +114,29 @@ def test_infobatch_is_the_hand_written_loop_bit_for_bit() -> None:
     training = trained(r)
     assert same(training.model.state_dict(), model.state_dict())
     assert training.policy.last_epoch == done == 20
+
+
+@pytest.mark.parametrize("method", ["dyn_unc", "ucb"])
+def test_label_smoothing_is_left_out_of_what_a_method_of_probabilities_is_told(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Tensor] = []
+    monkeypatch.setattr(SAMPLERS[method], "learn", lambda self, ids, losses: told.append(losses))
+    r = small(method=method, prune_ratio=0.5, label_smoothing=0.5, length=1, window=[0, 1])
+    training = trained(r)
+    training.model.train()
+    outputs, y = torch.randn(8, 10), torch.randint(10, (8,))
+    training._observe(torch.arange(8), outputs, y)
+    smoothing = {"dyn_unc": 0.0, "ucb": 0.5}[method]
+    assert torch.equal(told[-1], F.cross_entropy(outputs, y, label_smoothing=smoothing, reduction="none"))
+
+
+def test_a_recipe_too_short_for_a_window_is_said_before_it_trains() -> None:
+    with pytest.warns(UserWarning, match=r"visited about 7 times .* 10 visits"):
+        check(load_recipe("tiny-cifar10").with_settings({"method": "dyn_unc", "prune_ratio": 0.5}))
+    endless = {"method": "dyn_unc", "prune_ratio": 0.5, "window": [1, None]}
+    with pytest.warns(UserWarning, match=r"visited about 8 times .* 10 visits"):
+        check(load_recipe("tiny-cifar10").with_settings(endless))
 
 
 @pytest.mark.parametrize("method", LEARNING)

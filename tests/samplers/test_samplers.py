@@ -30,6 +30,9 @@ from halfway.samplers import (
 from halfway.seeds import seed_of
 
 N = 30
+# Most trainings here are shorter than its window; the tests of the warning ask for it.
+pytestmark = pytest.mark.filterwarnings("ignore:dyn_unc")
+
 EVERY = [*((name, {}) for name in sorted(SAMPLERS)), ("rs2", {"replacement": False}), ("infobatch", {"threshold": 0.6})]
 
 
@@ -294,6 +297,37 @@ def test_dynamic_uncertainty_is_the_mean_deviation_over_sliding_windows() -> Non
         for i in feed(sampler, table[epoch]):
             history[i].append(math.exp(-table[epoch][i]))
     assert informed > 5
+
+
+def test_a_window_that_cannot_fill_is_said_when_the_sampler_is_made() -> None:
+    # The last decision is made before epoch 13: one visit in epoch 0, and half of the twelve epochs from 1 to 12.
+    with pytest.warns(UserWarning, match=r"visited about 7 times before the last decision, in epoch 13.* 10 visits"):
+        sampler = DynUnc(N, 0.5, schedule=Schedule(1, 14))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampler.set_epoch(1)  # once is enough
+        DynUnc(N, 0.5, schedule=Schedule(1, 14), window=7)
+        DynUnc(N, 0.5, schedule=Schedule(10, 14))
+        DynUnc(N, 0.0, schedule=Schedule(1, 14))
+        unknown = DynUnc(N, 0.5, schedule=Schedule(1))
+    with pytest.warns(UserWarning, match="visited about 8 times"):
+        unknown.foresee(16)
+
+
+def test_an_epoch_that_is_drawn_without_any_score_is_said_once() -> None:
+    sampler = DynUnc(N, 0.5, window=3)
+    with pytest.warns(
+        UserWarning, match=r"in epoch 0 no sample has the 3 visits .* window=.* Schedule\(start=window\)"
+    ):
+        sampler.set_epoch(0)
+    late = DynUnc(N, 0.5, window=2, schedule=Schedule(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampler.observe(torch.arange(N), torch.rand(N))
+        sampler.set_epoch(1)
+        for epoch in range(4):
+            late.set_epoch(epoch)
+            late.observe(torch.arange(N), torch.rand(N))
 
 
 @pytest.mark.parametrize(("cls", "options"), [(UCB, {"period": 1}), (DynUnc, {"window": 2})])

@@ -13,7 +13,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -84,7 +84,10 @@ class EpochSampler(Sampler[int]):
         shuffle: False takes the samples in the order of their ids.
 
     Attributes:
-        learns: whether it is fed by `observe`. reweights: whether its losses come with weights.
+        learns: whether it is fed by `observe`.
+        learns_from: the losses to feed it with: those of the training, or the "plain loss", cross-entropy without label
+            smoothing.
+        reweights: whether its losses come with weights.
         num_samples: N.
         ranks: the processes that train together.
         memory: what is known about each sample; None for a method that remembers nothing.
@@ -92,6 +95,7 @@ class EpochSampler(Sampler[int]):
 
     name: ClassVar[str]
     learns: ClassVar[bool] = False
+    learns_from: ClassVar[Literal["training loss", "plain loss"]] = "training loss"
     reweights: ClassVar[bool] = False
     memory: SampleMemory | None
 
@@ -156,6 +160,9 @@ class EpochSampler(Sampler[int]):
     def config(self) -> dict[str, Any]:
         """The method's own settings, as plain values. Asked by `__init__`, so a subclass sets them before that."""
         return {}
+
+    def foresee(self, epochs: int) -> None:
+        """Warn, once, if the method cannot do what it says in a training of so many epochs."""
 
     @property
     def retained_count(self) -> int:

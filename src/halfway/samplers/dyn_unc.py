@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,9 @@ class DynUnc(EpochSampler):
     """Dynamic uncertainty: neither what is always right nor what is always wrong teaches much.
 
     What: with P_t the probability of the true class at the t-th visit, u_t is the standard deviation (dividing by
-    J - 1) of the last J of them, and the score is the mean of u_J .. u_t, over all windows so far. Every epoch retains
-    the N - round(p N) samples with the highest score. A sample with fewer than J visits counts as the most uncertain,
-    equal ones fall at random.
+    J - 1) of P_(t-J+1) .. P_t, a window of J visits, and the score is the mean of u over all windows so far, the first
+    of which ends at the J-th visit. Every epoch retains the N - round(p N) samples with the highest score. A sample
+    with fewer than J visits has no score and counts as the most uncertain; equal ones are drawn at random.
 
     Source: He et al., "Large-scale Dataset Pruning with Dynamic Uncertainty", CVPR 2024 workshops (arXiv 2306.05175).
     Hyper-parameters: window J = 10 (authors').
@@ -35,15 +36,21 @@ class DynUnc(EpochSampler):
         - The authors train on everything once, score, and train anew on a subset fixed by that. Here the scores up to
           now decide about the next epoch, and only retained samples get new ones. `Schedule(start=J)` or later makes
           sure that all of them have a score; before that the choice is random among those without.
-        - P_t is taken as exp(-loss), which is exact for cross-entropy. Feed `observe` with the plain one: label
-          smoothing by s makes it (1 - s) times that plus s times the mean of -log P over all classes, so exp(-loss)
-          stays well below 1 and moves less. Mixed targets, and losses averaged over pixels, have no single true class
-          and give a geometric mean of probabilities.
-    Caveats: a sample that was pruned keeps its score until it is chosen again, while those of the others change.
+        - The authors score images that are not augmented; here P_t comes from the training pass itself, on whatever
+          augmentation the sample had at that visit, which adds to its deviation.
+        - P_t is taken as exp(-loss), which is exact for cross-entropy. Feed `observe` with the plain one (the recipes
+          do): label smoothing by s makes it (1 - s) times that plus s times the mean of -log P over all classes, so
+          exp(-loss) stays well below 1 and moves less. Mixed targets, and losses averaged over pixels, have no single
+          true class and give a geometric mean of probabilities.
+    Caveats: a sample that was pruned keeps its score until it is chosen again, while those of the others change. In a
+    training in which samples are visited fewer than J times nothing is ever scored and every epoch is a random subset;
+    that is warned about when it is made, if the schedule says when pruning ends, and otherwise in the first epoch that
+    is drawn without a score.
     """
 
     name = "dyn_unc"
     learns = True
+    learns_from = "plain loss"
     memory: SampleMemory
 
     def __init__(self, data: int | Sized, prune_ratio: float, *, window: int = 10, **common: Unpack[Common]) -> None:
@@ -54,6 +61,29 @@ class DynUnc(EpochSampler):
         self.window = window
         super().__init__(data, prune_ratio, **common)
         self.memory = SampleMemory(_RING + window, self.num_samples)
+        self._warned_of_window = False
+        if self.schedule.stop is not None:
+            self.foresee(self.schedule.stop)
+
+    def foresee(self, epochs: int) -> None:
+        start, stop = self.schedule.start, min(epochs, self.schedule.stop or epochs)
+        # The last decision is made before epoch stop - 1. Until the window begins every epoch visits every sample.
+        visits = min(start, stop - 1) + max(0, stop - 1 - start) * (1 - self.prune_ratio)
+        if start < stop and self.prune_ratio > 0 and visits < self.window:
+            self._warn_of_window(
+                f"a sample is visited about {visits:.3g} times before the last decision, in epoch {stop - 1}, and a "
+                f"score takes {self.window} visits"
+            )
+
+    def _warn_of_window(self, why: str) -> None:
+        if self._warned_of_window:
+            return
+        self._warned_of_window = True
+        warnings.warn(
+            f"dyn_unc: {why}; samples without a score are drawn at random, so that this is (nearly) a random subset "
+            "per epoch. Take a smaller window=, or begin to prune later: Schedule(start=window)",
+            stacklevel=5,
+        )
 
     def config(self) -> dict[str, Any]:
         return {"window": self.window}
@@ -73,4 +103,7 @@ class DynUnc(EpochSampler):
         self.memory.write(ids, new_BW, self.ranks)
 
     def decide(self, epoch: int, generator: torch.Generator) -> Decision:
-        return Decision(highest(self.memory.values[:, _SCORE].cpu(), self.retained_count, generator))
+        score_N = self.memory.values[:, _SCORE].cpu()
+        if score_N.isnan().all():
+            self._warn_of_window(f"in epoch {epoch} no sample has the {self.window} visits that a score takes")
+        return Decision(highest(score_N, self.retained_count, generator))

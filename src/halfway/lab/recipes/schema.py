@@ -162,7 +162,9 @@ class Recipe:
         if self.unit == "step":
             start, stop = _scaled(start, 1 / per_epoch), None if stop is None else round(stop / per_epoch)
         schedule = Schedule(start, None if stop is None else max(start, stop))
-        return method.sampler(samples, self.prune_ratio, self.method_settings, schedule=schedule, seed=self.seed)
+        sampler = method.sampler(samples, self.prune_ratio, self.method_settings, schedule=schedule, seed=self.seed)
+        sampler.foresee(self.length if self.unit == "epoch" else -(-self.length // per_epoch))
+        return sampler
 
     @property
     def score_name(self) -> str:

@@ -249,8 +249,9 @@ class Training:
         blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
         if not blocked and (self.sampler is None or not self.sampler.learns):
             return
+        plain = self.sampler is not None and self.sampler.learns_from == "plain loss"
         with torch.no_grad():
-            losses = self.task.losses(outputs, y)
+            losses = self.task.losses(outputs, y, plain)
         if self.blocker is not None:
             self.blocker.observe(losses)
         elif self.sampler is not None:

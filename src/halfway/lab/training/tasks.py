@@ -30,8 +30,11 @@ class Task:
         """A scalar: the mean over the samples (and pixels) of the batch, each times its weight (B,)."""
         raise NotImplementedError
 
-    def losses(self, outputs: Any, y: Tensor) -> Tensor:
-        """(B,) the loss of each sample, for methods that score by it; of an image the mean over its pixels."""
+    def losses(self, outputs: Any, y: Tensor, plain: bool = False) -> Tensor:
+        """(B,) the loss of each sample, for methods that score by it; of an image the mean over its pixels.
+
+        plain: without label smoothing.
+        """
         raise NotImplementedError
 
     def metric(self) -> Any:
@@ -83,8 +86,9 @@ class Classification(Task):
             return (weights * self.losses(outputs, y)).mean()
         return F.cross_entropy(outputs, y, label_smoothing=self.recipe.label_smoothing)
 
-    def losses(self, outputs: Any, y: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.float(), y, label_smoothing=self.recipe.label_smoothing, reduction="none")
+    def losses(self, outputs: Any, y: Tensor, plain: bool = False) -> Tensor:
+        smoothing = 0.0 if plain else self.recipe.label_smoothing
+        return F.cross_entropy(outputs.float(), y, label_smoothing=smoothing, reduction="none")
 
     def metric(self) -> Any:
         from torchmetrics.classification import MulticlassAccuracy
@@ -107,9 +111,13 @@ class Segmentation(Task):
             outputs, lambda logits: (weights * self._entropy(logits, y, "none").sum((1, 2))).sum() / pixels
         )
 
-    def losses(self, outputs: Any, y: Tensor) -> Tensor:
+    def losses(self, outputs: Any, y: Tensor, plain: bool = False) -> Tensor:
         pixels = (y != IGNORE).sum((1, 2)).clamp(min=1)
-        return self._both_heads(outputs, lambda logits: self._entropy(logits.float(), y, "none").sum((1, 2)) / pixels)
+
+        def of_head(logits: Tensor) -> Tensor:
+            return self._entropy(logits.float(), y, "none", plain).sum((1, 2)) / pixels
+
+        return self._both_heads(outputs, of_head)
 
     def _both_heads(self, outputs: Any, loss: Callable[[Tensor], Tensor]) -> Tensor:
         if isinstance(outputs, Tensor):
@@ -118,8 +126,8 @@ class Segmentation(Task):
             return loss(outputs["out"])
         return loss(outputs["out"]) + self.recipe.auxiliary_weight * loss(outputs["aux"])
 
-    def _entropy(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
-        smoothing = self.recipe.label_smoothing
+    def _entropy(self, logits: Tensor, y: Tensor, reduction: str, plain: bool = False) -> Tensor:
+        smoothing = 0.0 if plain else self.recipe.label_smoothing
         return F.cross_entropy(logits, y, ignore_index=IGNORE, label_smoothing=smoothing, reduction=reduction)
 
     def metric(self) -> Any:
