@@ -358,16 +358,20 @@ class Engine:
             replayer.check()
             return output
         except Diverged as difference:
-            reason = difference.reason
+            failure, reason = None, difference.reason
         except Exception as error:
             if finished:
                 raise
-            reason = failed(error)
+            failure, reason = error, failed(error)
         replayer.undo()
         before.restore()
         now.restore()
+        if failure is None:
+            self._fell_back(reason, len(pending.indices))
+            return original(*args, **kwargs)
+        output = original(*args, **kwargs)  # raises the same, if it was the model's own failure
         self._fell_back(reason, len(pending.indices))
-        return original(*args, **kwargs)
+        return output
 
     def _count(self, pending: _Pending, replayer: Replayer) -> None:
         self.counters.replayed_steps += 1

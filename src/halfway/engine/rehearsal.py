@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import batch_norm, kernels, ops, plain
+from . import batch_norm, ops, plain
 from .axis import Logged, Reading, SampleAxis, shapes_on_all
 from .flops import flops_of
 from .plan import Op, Plan, Samples, candidates, is_inexact
@@ -298,7 +298,7 @@ class Swap(Proving):
         return entry.outputs[0]
 
     def _answer(self, func: Any, args: Any, kwargs: Any, entry: Entry, op: Op) -> Any:
-        return kernels.run(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def _checksum(part_NX: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-from . import axis, batch_norm, kernels, ops
+from . import axis, batch_norm, ops
 from .plain import Plain, given
 from .sandbox import Pass, foreign_hooks, written_tensors
 from .sharding import memory
@@ -148,7 +148,7 @@ class Recorder(Pass):
             self._before_write(traits, args, kwargs)
         if kind == "random":
             self._before_draw(func, args, kwargs)
-        out = kernels.run(func, args, kwargs)
+        out = func(*args, **kwargs)
         if kind == "cheap" or kind == "batch_norm":
             if func is aten._to_copy.default:
                 self._note_cast(args[0], out)
