@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ import torch
 
 from tests.helpers import matrix
 
+# One thread per process, also in those that tests start: several tests run side by side, and multi-threaded processes
+# that share cores wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
 _seen: list[matrix.Row] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--programs", type=int, default=500, help="random programs in the fuzz test (default 500)")
+    parser.addoption("--programs", type=int, default=300, help="random programs in the fuzz test (default 300)")
     parser.addoption("--matrix", type=Path, help="write the table of features that were seen into this page")
     parser.addoption("--zoo-matrix", type=Path, help="write the table of the model zoo into this page")
 

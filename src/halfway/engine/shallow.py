@@ -414,8 +414,29 @@ class Shallow:
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             entered.pop()
 
-        with _modules_seen(enter, leave):
-            self._pass(probe, rehearsal, part, at_cut)
+        try:
+            with _modules_seen(enter, leave):
+                self._pass(probe, rehearsal, part, at_cut)
+        except Diverged as difference:
+            if difference.__cause__ is not None:
+                self._run_plainly(part)  # raises the same, if it was the model's own failure
+            raise
+
+    def _run_plainly(self, inputs: Inputs) -> None:
+        """Run the shallow part, and leave no trace."""
+
+        def stop(module: nn.Module, args: Any, output: Any) -> None:
+            raise Stop
+
+        tensors = inputs.tensors()
+        guard = Guard(tensors)
+        with (
+            self.hooked(stop),
+            sandbox(self.footprint, guard, tensors[0].device),
+            self._passing(tensors[0], NoGraph()),
+            guard,
+        ):
+            self._run(inputs)
 
     def _cut_of(self, output: Any) -> Any:
         return output if self.output is None else _part(output, self.output, self.layer_name)

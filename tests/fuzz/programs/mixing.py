@@ -235,8 +235,8 @@ class Reorder(Step):
 
 
 class Length(Step):
-    """The batch's length enters, from the `since`-th call on: no sample sees another, but a batch of another length
-    gives other values. A sample's position counts as something it has from the others."""
+    """The batch's length enters, from the `since`-th call on, or a sample's position in it. Both count as something
+    that a sample has from the others."""
 
     KINDS = ("factor", "tensor", "positions", "if_long")
 
@@ -248,6 +248,8 @@ class Length(Step):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         long = self.calls > self.since
+        if long and self.kind != "if_long":  # there the same choice may be made for all and for some samples
+            self.mixes()
         if self.kind == "factor":
             return x * (2 / len(x) ** 0.5 if long else 1.0)
         if self.kind == "tensor":
@@ -255,6 +257,5 @@ class Length(Step):
         if self.kind == "positions":
             if not long:
                 return x
-            self.mixes()
             return x * (1 + 0.1 * torch.arange(len(x), dtype=x.dtype).view(-1, 1, 1, 1))
         return x * 2 if long and len(x) > 4 else x

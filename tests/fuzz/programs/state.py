@@ -86,6 +86,7 @@ class Counts(Step):
             held += 1
             return float(held[0])
         if self.kind == "sizes":  # a cache by batch length
+            self.mixes()
             if len(x) not in held:
                 held[len(x)] = torch.linspace(0, 1, len(x)).view(-1, 1, 1, 1)
             return held[len(x)].mean()
