@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from .. import __version__
 
-_COMMANDS = ("demo", "layers", "bench", "recipes", "train", "compare", "report")
+_COMMANDS = ("demo", "layers", "bench", "recipes", "data", "train", "compare", "report")
 
 # What the extra `lab` installs, by the names it is imported under.
 _LAB = {
+    "filelock",
     "matplotlib",
     "numpy",
     "PIL",

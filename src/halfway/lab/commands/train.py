@@ -28,7 +28,7 @@ methods, by what runs on a pruned sample:
 """
 _EPILOG = """\
 examples:
-  halfway train tiny-cifar10 --data data                     about a minute on two cores
+  halfway train tiny-cifar10 --download                      170 MB once, then about a minute on two cores
   halfway train tiny-cifar10 --data synthetic --epochs 3     without any data
   halfway train tiny-cifar10 --method random --prune-ratio 0.5
   halfway train cifar100-resnet18 --prune-ratio 0.3 --seed 1 --out runs/c100-s1
@@ -73,6 +73,11 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="where the data lie (default: data); `synthetic` makes pictures up"
     )
+    parser.add_argument(
+        "--download",
+        action="store_true",
+        help="fetch the data set first, if it is missing there (`halfway data` says more)",
+    )
 
 
 def read_recipe(arguments: argparse.Namespace) -> Recipe:
@@ -88,6 +93,13 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
     if arguments.data is not None:
         changes["root"] = arguments.data
     return recipe.with_settings(changes)
+
+
+def fetch_data(recipe: Recipe) -> None:
+    """Fetch the recipe's data set, if it is missing. Before processes join: all but one of them wait for that one."""
+    from ..data import official
+
+    official.fetch_for(recipe.data, recipe.root)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -113,6 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     training.check(recipe)
     if arguments.save_losses is not None and Path(arguments.save_losses).is_dir():
         raise ValueError(f"--save-losses {arguments.save_losses} is a folder; name a file in it")
+    if arguments.download:
+        fetch_data(recipe)
     with session.processes() as device:
         talks = session.first_rank()
         loaded = data.load(recipe.data, recipe.root, device)

@@ -16,6 +16,10 @@ COLOURS_10 = Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 COLOURS_100 = Colours((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 PIXELS = 3 * 32 * 32
 
+# The folder of each release, and a file that only it has.
+PYTHON_10, BINARY_10 = ("cifar-10-batches-py", "data_batch_1"), ("cifar-10-batches-bin", "data_batch_1.bin")
+PYTHON_100, BINARY_100 = ("cifar-100-python", "train"), ("cifar-100-binary", "train.bin")
+
 # SHA-1 of the files of the binary releases.
 SUMS_10 = {
     "data_batch_1.bin": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
@@ -44,18 +48,17 @@ NAMES_100 = """
 
 def cifar10(settings: DataSettings, root: Path) -> Found:
     """Python or binary release."""
-    python, binary = "cifar-10-batches-py", "cifar-10-batches-bin"
-    if folder := _folder(root, python, "data_batch_1"):
+    if folder := _folder(root, *PYTHON_10):
         return _python_release("CIFAR10", "CIFAR-10", folder, NAMES_10)
-    folder = _folder(root, binary, "data_batch_1.bin")
+    folder = _folder(root, *BINARY_10)
     if folder is None:
         raise missing(
-            f"{python}/ or {binary}/",
+            f"{PYTHON_10[0]}/ or {BINARY_10[0]}/",
             root,
             f"`halfway data cifar10 --to {root}` downloads it. Or get it from Alex Krizhevsky's page, "
             "https://www.cs.toronto.edu/~kriz/cifar.html: unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz "
             "there, so that it looks like\n"
-            f"    {root}/{binary}/data_batch_1.bin ... data_batch_5.bin, test_batch.bin",
+            f"    {root}/{BINARY_10[0]}/data_batch_1.bin ... data_batch_5.bin, test_batch.bin",
         )
     files = [checked(folder / name, SUMS_10) for name in SUMS_10]
     train, test = records(b"".join(files[:5]), 1), records(files[5], 1)
@@ -64,21 +67,30 @@ def cifar10(settings: DataSettings, root: Path) -> Found:
 
 def cifar100(settings: DataSettings, root: Path) -> Found:
     """Python or binary release, with the 100 fine labels."""
-    python, binary = "cifar-100-python", "cifar-100-binary"
-    if folder := _folder(root, python, "train"):
+    if folder := _folder(root, *PYTHON_100):
         return _python_release("CIFAR100", "CIFAR-100", folder, NAMES_100)
-    folder = _folder(root, binary, "train.bin")
+    folder = _folder(root, *BINARY_100)
     if folder is None:
         raise missing(
-            f"{python}/ or {binary}/",
+            f"{PYTHON_100[0]}/ or {BINARY_100[0]}/",
             root,
             f"`halfway data cifar100 --to {root}` downloads it. Or get it from Alex Krizhevsky's page, "
             "https://www.cs.toronto.edu/~kriz/cifar.html: unpack cifar-100-python.tar.gz or cifar-100-binary.tar.gz "
             "there, so that it looks like\n"
-            f"    {root}/{binary}/train.bin, test.bin",
+            f"    {root}/{BINARY_100[0]}/train.bin, test.bin",
         )
     train, test = (records(checked(folder / name, SUMS_100), 2) for name in SUMS_100)
     return Found("CIFAR-100, binary release", NAMES_100, Arrays(*train), Arrays(*test))
+
+
+def folder_10(root: Path) -> Path | None:
+    """Where a root holds CIFAR-10, in any release."""
+    return _folder(root, *PYTHON_10) or _folder(root, *BINARY_10)
+
+
+def folder_100(root: Path) -> Path | None:
+    """Where a root holds CIFAR-100, in any release."""
+    return _folder(root, *PYTHON_100) or _folder(root, *BINARY_100)
 
 
 def _folder(root: Path, name: str, file: str) -> Path | None:

@@ -22,8 +22,7 @@ def imagefolder(settings: DataSettings, root: Path) -> Found:
                 "A folder of images has a folder per class, in train/ and in val/, with JPEG or PNG files:\n"
                 f"    {root}/train/<class>/*.jpg\n"
                 f"    {root}/val/<class>/*.jpg\n"
-                "ImageNet comes from https://image-net.org (ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar); the "
-                "images of val/ have to be moved into the folders of their classes.",
+                "ImageNet comes from https://image-net.org, after registration; `halfway data imagenet` has the steps.",
             )
     train, test = ImageFolder(str(root / "train")), ImageFolder(str(root / "val"))
     if train.classes != test.classes:
@@ -35,3 +34,8 @@ def imagefolder(settings: DataSettings, root: Path) -> Found:
         LabelledFiles([Path(path) for path, _ in part.samples], torch.tensor(part.targets)) for part in (train, test)
     )
     return Found(f"images in {root.resolve().name}", train.classes, *sources)
+
+
+def class_folders(root: Path) -> Path | None:
+    """The root, if it holds folders of classes."""
+    return root if all((root / part).is_dir() for part in ("train", "val")) else None

@@ -62,26 +62,25 @@ CITYSCAPES_TABLE = [_CITYSCAPES_IDS.index(i) if i in _CITYSCAPES_IDS else IGNORE
 
 def voc2012(settings: DataSettings, root: Path) -> Found:
     """Splits train and trainaug (with the masks of SBD) to train on, val to test."""
-    places = (root / "VOCdevkit" / "VOC2012", root / "VOC2012", root)
-    folder = next((f for f in places if (f / "JPEGImages").is_dir()), None)
+    folder = voc_folder(root)
     if folder is None:
         raise missing(
             "VOCdevkit/VOC2012/",
             root,
-            "PASCAL VOC 2012 comes from http://host.robots.ox.ac.uk/pascal/VOC/voc2012: unpack "
-            "VOCtrainval_11-May-2012.tar there, so that it looks like\n"
+            f"`halfway data voc2012 --to {root}` downloads it. Or get it from "
+            "http://host.robots.ox.ac.uk/pascal/VOC/voc2012: unpack VOCtrainval_11-May-2012.tar there, so that it "
+            "looks like\n"
             f"    {root}/VOCdevkit/VOC2012/JPEGImages/*.jpg\n"
             f"    {root}/VOCdevkit/VOC2012/SegmentationClass/*.png\n"
             f"    {root}/VOCdevkit/VOC2012/ImageSets/Segmentation/train.txt, val.txt",
         )
     more = settings.split == "trainaug"
-    if more and not ((folder / "SegmentationClassAug").is_dir() and _voc_list(folder, "trainaug").is_file()):
+    if more and trainaug_folder(root) is None:
         raise missing(
             "SegmentationClassAug/ and ImageSets/Segmentation/trainaug.txt",
             folder,
             "data.split=trainaug trains on 10,582 images, most of them with masks of the Semantic Boundaries Dataset "
-            "(SBD, benchmark.tgz). Its masks are MATLAB files: convert them to PNG, MMSegmentation's "
-            "tools/dataset_converters/voc_aug.py does it and writes the list as well, so that it looks like\n"
+            f"(SBD, benchmark.tgz). `halfway data sbd --to {root}` downloads them and converts them to\n"
             f"    {folder}/SegmentationClassAug/*.png\n"
             f"    {folder}/ImageSets/Segmentation/trainaug.txt\n"
             "data.split=train needs the 1,464 official masks only.",
@@ -91,12 +90,27 @@ def voc2012(settings: DataSettings, root: Path) -> Found:
     return Found(title, VOC_NAMES, train, _voc(folder, "val", "SegmentationClass"))
 
 
-def _voc_list(folder: Path, split: str) -> Path:
+def voc_folder(root: Path) -> Path | None:
+    """Where a root holds VOC 2012."""
+    places = (root / "VOCdevkit" / "VOC2012", root / "VOC2012", root)
+    return next((f for f in places if (f / "JPEGImages").is_dir()), None)
+
+
+def trainaug_folder(root: Path) -> Path | None:
+    """The same, if it has the masks of SBD."""
+    folder = voc_folder(root)
+    if folder is None or not ((folder / "SegmentationClassAug").is_dir() and voc_list(folder, "trainaug").is_file()):
+        return None
+    return folder
+
+
+def voc_list(folder: Path, split: str) -> Path:
+    """The file that names the images of a split."""
     return folder / "ImageSets" / "Segmentation" / f"{split}.txt"
 
 
 def _voc(folder: Path, split: str, masks: str) -> MaskedFiles:
-    names = _voc_list(folder, split).read_text().split()
+    names = voc_list(folder, split).read_text().split()
     return MaskedFiles(
         [folder / "JPEGImages" / f"{n}.jpg" for n in names],
         [folder / masks / f"{n}.png" for n in names],
@@ -106,16 +120,22 @@ def _voc(folder: Path, split: str, masks: str) -> MaskedFiles:
 
 def cityscapes(settings: DataSettings, root: Path) -> Found:
     """The fine annotations, with the benchmark's 19 classes."""
-    if not ((root / "leftImg8bit" / "train").is_dir() and (root / "gtFine" / "train").is_dir()):
+    if cityscapes_folder(root) is None:
         raise missing(
             "leftImg8bit/train/ and gtFine/train/",
             root,
-            "Cityscapes comes from https://www.cityscapes-dataset.com, after registration: unpack "
-            "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip there, so that it looks like\n"
+            "Cityscapes comes from https://www.cityscapes-dataset.com, after registration (`halfway data cityscapes` "
+            "has the steps): unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip there, so that it looks "
+            "like\n"
             f"    {root}/leftImg8bit/{{train,val}}/<city>/*_leftImg8bit.png\n"
             f"    {root}/gtFine/{{train,val}}/<city>/*_gtFine_labelIds.png",
         )
     return Found("Cityscapes, fine annotations", CITYSCAPES_NAMES, _city(root, "train"), _city(root, "val"))
+
+
+def cityscapes_folder(root: Path) -> Path | None:
+    """Where a root holds Cityscapes."""
+    return root if (root / "leftImg8bit" / "train").is_dir() and (root / "gtFine" / "train").is_dir() else None
 
 
 def _city(root: Path, part: str) -> MaskedFiles:
