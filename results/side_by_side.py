@@ -7,12 +7,15 @@ python results/side_by_side.py --short    # differences to random at the same co
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from halfway.lab.comparison import results
+from halfway.lab.comparison.paired import Difference
+from halfway.lab.comparison.results import Row
+from halfway.lab.comparison.verdict import verdict
 from halfway.lab.recipes import methods
+from halfway.tables import markdown
 
 FOLDERS = ("rivals-cifar10", "rivals-cifar100")
 RATIOS = (0.3, 0.5, 0.7)
@@ -24,38 +27,40 @@ ORDER = [
     *("rho", "grad_norm", "divbs", "selective_backprop", "uncertainty", "loss_rank", "loss"),
 ]
 SHORT = ["balanced_remembered", "rotate", "last_loss", "balanced", "pfb", "infobatch", "ucb", *ORDER[17:20], "rho"]
-# Runs that did not do what their method says; why is said in results/README.md. Their numbers stay in results.json.
-WITHDRAWN = {"dyn_unc"}
 LOOKS_AT = {"nothing": "nothing", "features": "shallow layers", "outputs": "outputs"}
 
-Row = dict[str, Any]
+Rows = dict[tuple[str, float | None], Row]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="only the differences to random at the same cost")
-    sets = [rows_of(Path(__file__).parent / folder / "results.json") for folder in FOLDERS]
+    read = [results.read(Path(__file__).parent / folder) for folder in FOLDERS]
+    sets = [by_method(found.rows) for found in read if found is not None]
+    withdrawn = by_method(row for found in read if found is not None for row in found.withdrawn)
     if parser.parse_args().short:
-        print(line(["", *(f"{c}, p = {p}" for c in ("C10", "C100") for p in RATIOS)]), line(["---"] * 7), sep="\n")
-        for name in SHORT:
-            print(line([name, *(difference(found.get((name, p)), bold=False) for found in sets for p in RATIOS)]))
+        header = ["", *(f"{c}, p = {p}" for c in ("C10", "C100") for p in RATIOS)]
+        rows = [[name, *(same_cost(found.get((name, p))) for found in sets for p in RATIOS)] for name in SHORT]
+        print(markdown(header, rows, words=len(header)))
         return
     kinds = (" (n)", ", - random", ", - random, same cost")
     columns = [f"{name}{kind}" for name in ("CIFAR-10", "CIFAR-100") for kind in kinds]
     for ratio in RATIOS:
-        print(line([f"p = {ratio}", "looks at", "FLOPs, run", *columns]), line(["---"] * 9), sep="\n")
+        header = [f"p = {ratio}", "looks at", "FLOPs, run", *columns]
+        rows = []
         for name in ORDER:
-            found = [rows.get((name, None if name == "full" else ratio)) for rows in sets]
+            found = [every.get((name, None if name == "full" else ratio)) for every in sets]
             if any(found):
-                flops = " / ".join(dict.fromkeys(f"{row['flops'][1]:.3f}" for row in found if row))
-                scores = ["withdrawn", "", ""] * 2 if name in WITHDRAWN else [*cells(found[0]), *cells(found[1])]
-                print(line([f"`{name}`", looks_at(name), flops, *scores]))
-        print()
+                flops = " / ".join(dict.fromkeys(f"{row.cost:.3f}" for row in found if row))
+                rows.append([f"`{name}`", looks_at(name), flops, *cells(found[0]), *cells(found[1])])
+            elif (name, ratio) in withdrawn:  # why is said in results/README.md
+                cost = f"{withdrawn[name, ratio].cost:.3f}"
+                rows.append([f"`{name}`", looks_at(name), cost, *["withdrawn", "", ""] * 2])
+        print(markdown(header, rows, words=len(header)), end="\n\n")
 
 
-def rows_of(path: Path) -> dict[tuple[str, float | None], Row]:
-    rows = json.loads(path.read_text())["rows"]
-    return {(row["group"]["method"], row["group"]["ratio"]): row for row in rows}
+def by_method(rows: Iterable[Row]) -> Rows:
+    return {(row.group.method, row.group.ratio): row for row in rows}
 
 
 def looks_at(name: str) -> str:
@@ -70,20 +75,19 @@ def looks_at(name: str) -> str:
 def cells(row: Row | None) -> list[str]:
     if row is None:
         return ["", "", ""]
-    score = f"{row['mean']:.2f} ± {row['error']:.2f} ({len(row['scores'])})"
-    return [score, difference(row, "minus_random"), difference(row)]
+    score = f"{row.mean:.2f} ± {row.error:.2f} ({len(row.scores)})"
+    return [score, *(bold(d) for d in (row.minus_random, row.minus_random_at_cost))]
 
 
-def difference(row: Row | None, kind: str = "minus_random_at_cost", bold: bool = True) -> str:
-    found = row and row[kind]
-    if not found:
+def bold(d: Difference | None) -> str:
+    """Bold where the interval leaves out zero."""
+    if d is None:
         return ""
-    text = f"{found['mean']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]"
-    return f"**{text}**" if bold and (found["low"] > 0 or found["high"] < 0) else text
+    return str(d) if verdict(d) == "not told apart" else f"**{d}**"
 
 
-def line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def same_cost(row: Row | None) -> str:
+    return "" if row is None or row.minus_random_at_cost is None else str(row.minus_random_at_cost)
 
 
 if __name__ == "__main__":

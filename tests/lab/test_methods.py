@@ -80,7 +80,9 @@ def test_every_method_trains_and_costs_what_was_predicted(method: str, feature: 
 
 
 def test_all_selectors_and_samplers_are_methods() -> None:
-    assert {*SELECTORS, *SAMPLERS} <= methods.METHODS.keys()
+    assert {*SELECTORS, *SAMPLERS} <= {*methods.METHODS, *methods.ALIASES}
+    assert methods.find("density") is methods.find("pfb")
+    assert methods.resolve("density") == small(method="density").method == "pfb", "one name after it was looked up"
     assert methods.names()[:2] == ["full", "pfb"]
     assert "rho" in methods.names()
     for name in methods.VARIANTS:
@@ -250,7 +252,7 @@ def test_settings_are_refused_before_data_are_read_and_those_of_other_methods_do
     folder = RunFolder(tmp_path / "run")
     folder.open(small(method="ucb", prune_ratio=0.5), resume=False)
     folder.check(small(method="ucb", prune_ratio=0.5, **{"density.noise": 0.5, "rho.losses": "x"}), resume=True)
-    with pytest.raises(ValueError, match=r"another run \(ucb was None, is \{'c': 2.0\}\)"):
+    with pytest.raises(ValueError, match=r"another run \(ucb.c was 1.0, is 2.0\)"):
         folder.check(small(method="ucb", prune_ratio=0.5, **{"ucb.c": 2.0}), resume=True)
 
 

@@ -26,9 +26,10 @@ from halfway.lab import data, report
 from halfway.lab.cli import main
 from halfway.lab.commands import report as report_command
 from halfway.lab.comparison import run as comparison
-from halfway.lab.comparison import table as summary
-from halfway.lab.comparison import trials
-from halfway.lab.comparison.trials import Group
+from halfway.lab.comparison import table, trials
+from halfway.lab.comparison.results import note_plan, summarise
+from halfway.lab.comparison.trials import Group, group_of
+from halfway.lab.comparison.verdict import headline, reading
 from halfway.lab.recipes import schema as recipes
 from halfway.lab.recipes.schema import Recipe
 from halfway.lab.report import centroids as report_centroids
@@ -38,10 +39,11 @@ from halfway.lab.report import method as report_method
 from halfway.lab.report import page
 from halfway.lab.report import plots as report_plots
 from halfway.lab.report import runs as report_runs
-from halfway.lab.report import words as report_words
+from halfway.lab.report.runs import Runs
 from halfway.lab.training import session
 from halfway.lab.training.run_folder import RunFolder
 from halfway.lab.training.run_result import RunResult
+from tests.lab.comparison.test_table import result
 
 CPU = torch.device("cpu")
 COMMAND = "halfway compare tiny-cifar10 --data synthetic"
@@ -181,13 +183,16 @@ def test_all_images_have_a_description(written: Path) -> None:
 
 def test_every_number_of_the_table_is_on_the_page(compared: Path, text: str) -> None:
     runs = report_runs.read([compared])
-    rows = summary.summarise(runs.groups, runs.timing["steps"])
+    rows = summarise(runs.groups, runs.timing["steps"])
     assert len(rows) == 5
     for row in rows:
-        for cell in summary.cells(row):
+        for cell in table.cells(row):
             assert page.minus(cell) in text
-    assert page.minus(summary.notes(rows, runs.first, runs.timing)) in text
+    assert page.minus(table.notes(rows, runs.first.recipe, runs.first.sessions[-1], runs.timing)) in text
     assert "0.62 [0.60, 0.64]" in text, "the comparison's timing is read"
+    assert headline(rows) in text
+    for sentence in reading(rows):
+        assert page.minus(sentence) in text, "the words of the table, and no others"
 
 
 def test_a_column_that_nobody_measured_is_left_out(swept: Path, tmp_path: Path) -> None:
@@ -305,6 +310,21 @@ def test_a_sweep_is_drawn_against_its_setting(swept: Path, tmp_path: Path) -> No
     assert "density.noise = 0.001, 0.01, 1" in plain(tmp_path / "a.html")
 
 
+def test_groups_are_those_that_compare_has_written_down(compared: Path, tmp_path: Path) -> None:
+    """Two runs that differ in their seed only are two groups if the comparison says so; a run it does not know makes
+    the report guess for all."""
+    for name in ("pfb-0.5-s0", "pfb-0.5-s1"):
+        shutil.copytree(compared / name, tmp_path / name)
+    groups = [group_of("pfb", 0.5, {"optimizer.lr": value}) for value in (0.1, 0.2)]
+    plan = [trials.Trial(group, 0, tiny()) for group in groups]
+    for trial, name in zip(plan, ("pfb-0.5-s0", "pfb-0.5-s1"), strict=True):
+        (tmp_path / name).rename(tmp_path / trial.folder)
+    note_plan(tmp_path, plan, COMMAND)
+    assert list(report_runs.read([tmp_path]).groups) == groups
+    shutil.copytree(compared / "full-s0", tmp_path / "full-s0")
+    assert list(report_runs.read([tmp_path]).groups) == [Group("full", None), Group("pfb", 0.5)]
+
+
 def test_a_setting_left_at_its_default_is_the_same_as_the_default_given(compared: Path) -> None:
     run = RunResult.read(compared / "pfb-0.5-s0")
     other = RunResult(run.path, run.recipe.with_settings({"seed": 5, "density.beta": 0.01}), [], [], 0)
@@ -372,18 +392,6 @@ def test_a_missing_dependency_says_what_to_install(
 
 
 # ------------------------------------------------------- sentences of real runs
-
-
-def test_many_settings_are_counted(swept: Path) -> None:
-    runs = report_runs.read([swept])
-    headline = report_words.headline(summary.summarise(runs.groups, {}))
-    assert re.fullmatch(
-        r"PFB against random pruning( in 3 settings: (\w[\w ]* in \d(, )?)+|: .* in all 3 settings)", headline
-    )
-    counts = {"worse": 1, "better": 2, "noise": 1}
-    assert report_words._count("PFB", "random pruning", counts, 4) == (
-        "PFB against random pruning in 4 settings: better in 2, worse in 1, within noise in 1"
-    )
 
 
 def test_the_headline_stands_beside_what_was_trained(text: str) -> None:
@@ -593,3 +601,22 @@ def test_a_browser_shows_every_image_and_nothing_sticks_out(
     assert seen["width"] <= width
     assert seen["paper"] == paper, "the page is dark where the browser is"
     assert seen["swapped"] == (0 if scheme else written.read_text().count("<figure>")), "and so are its figures"
+
+
+# ------------------------------------------------------------------ many methods
+
+
+def test_of_many_methods_figures_with_a_line_each_show_the_best() -> None:
+    """Full data, random and PFB at its ratio, and the best of the others; all of them where they are few."""
+    scores = {"full": 90.0, "random": 50.0, "pfb": 40.0, "rotate": 80.0, "ucb": 10.0, "rs2": 70.0, "loss": 60.0}
+    groups: Any = {}
+    for method, score in scores.items():
+        groups[group_of(method, 0.5, {})] = {0: result(method, 0.5, 0, score)}
+    groups[group_of("random", 0.3, {})] = {0: result("random", 0.3, 0, 95.0)}
+    shown = Runs(groups, [], {}).shown
+    assert [group.label for group in shown] == [
+        "full",
+        *(f"{method}, p = 0.5" for method in ("random", "pfb", "rotate", "rs2", "loss")),
+    ]
+    few = {group: seeds for group, seeds in groups.items() if group.method in ("full", "random", "pfb", "ucb")}
+    assert Runs(few, [], {}).shown == few

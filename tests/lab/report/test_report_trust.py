@@ -29,11 +29,11 @@ CENTROIDS = "heaviest of the 64 centroids"
 # Builds the model of the run, so that its checkpoint fits, and leaves a trace.
 PAYLOAD = f"""
 from pathlib import Path
-from halfway.lab import nets
+from halfway.lab.models import small
 Path("imported").touch()
 def make():
     Path("called").touch()
-    return nets.small_resnet(10, **{NET})
+    return small.small_resnet(10, **{NET})
 """
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..comparison.trials import Trial
 
 _DESCRIPTION = """\
 Train a recipe with several methods, pruning ratios and seeds, and print one table. At a given seed all methods start
@@ -21,7 +25,7 @@ command goes on after an interruption, and more seeds or ratios can be added lat
 What counts is what a method really prunes and costs: InfoBatch at p = 0.3 prunes about 0.15, and a method that looks at
 losses pays the forward pass of all samples. --equal ratio makes every method prune p; --equal flops gives every method
 the ratio at which a pruned step costs what PFB's costs at p; --random-at-equal-cost adds random pruning at the ratios
-at which it costs what each of the others does.
+at which it costs what each of the others does, and --fewer-epochs full data for as many epochs as cost the same.
 
 --over sweeps any setting of the recipe or the method; given several times, all combinations.
 """
@@ -32,7 +36,7 @@ examples:
   halfway compare tiny-cifar100 --methods pfb --over density.noise=0.0001,0.01,1
   halfway compare tiny-cifar10 --methods full,pfb --over cut=relu,layer1,layer2,layer3
   halfway compare tiny-cifar10 --methods full,random,infobatch,divbs,pfb --equal flops
-  halfway compare tiny-cifar10 --methods all --random-at-equal-cost
+  halfway compare tiny-cifar10 --methods all --random-at-equal-cost --fewer-epochs
 """
 
 
@@ -63,6 +67,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--random-at-equal-cost", action="store_true", help="also random pruning for the price of each other method"
     )
+    parser.add_argument("--fewer-epochs", action="store_true", help="also full data for the price of each other method")
     parser.add_argument("--table", action="store_true", help="train nothing, tabulate what is finished")
     parser.add_argument("--out", metavar="DIR", help="folder of the comparison (default: runs/compare-RECIPE)")
     parser.add_argument(
@@ -72,20 +77,14 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train what is missing, time, print."""
-    from ..comparison import run as comparison
-    from ..comparison import table as summary
+    """Plan the runs, then see `carry_out`."""
     from ..comparison import trials
-    from ..files import DiskFullError, write_json, write_whole
     from ..recipes import methods
     from ..recipes import schema as recipes
     from ..training import session
     from .train import read_recipe
 
     recipe = read_recipe(arguments)
-    ratios = (
-        [float(p) for p in _list(arguments.ratios, "--ratios", float)] if arguments.ratios else [recipe.prune_ratio]
-    )
     over = {}
     for sweep in arguments.over:
         for key, values in recipes.parse_settings([sweep]).items():
@@ -94,17 +93,40 @@ def run(arguments: argparse.Namespace) -> int:
     plan = trials.plan(
         recipe,
         [method for group in named for method in group],
-        ratios,
-        [int(s) for s in _list(arguments.seeds, "--seeds", int)],
+        _list(arguments.ratios, "--ratios", float) if arguments.ratios else [recipe.prune_ratio],
+        _list(arguments.seeds, "--seeds", int),
         over,
         arguments.equal,
         arguments.random_at_equal_cost,
+        arguments.fewer_epochs,
     )
     folder = Path(arguments.out or f"runs/compare-{recipe.name}")
-    command = session.command_line()
+    code = carry_out(plan, folder, arguments.rounds, session.command_line(), arguments.table)
+    if code == 0 and session.first_rank():
+        print(f"\nThe same in {folder / 'table.md'}; a page with figures: halfway report {folder}")
+    return code
+
+
+def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, only_tabulate: bool = False) -> int:
+    """Train what is missing, time the steps, print the table and write it down; returns the exit code.
+
+    Args:
+        rounds: steps to time side by side, 0 for none.
+        command: to be kept with the results, and to go on with.
+        only_tabulate: train and time nothing.
+    """
+    from ..comparison import results, table
+    from ..comparison import run as comparison
+    from ..files import DiskFullError, write_whole
+    from ..training import session
+
     with session.processes() as device:
+        if not only_tabulate:
+            comparison.check(plan, folder)
+            if session.first_rank():
+                results.note_plan(folder, plan, command)
         try:
-            finished = arguments.table or comparison.train_all(plan, folder, device, command)
+            finished = only_tabulate or comparison.train_all(plan, folder, device, command)
         except DiskFullError as error:
             raise ValueError(f"{error}, then go on: {command}") from error
         if not session.first_rank():
@@ -112,17 +134,17 @@ def run(arguments: argparse.Namespace) -> int:
         if not finished:
             print(f"stopped; to go on: {command}")
             return 130
-        results = comparison.results(plan, folder)
-        if not results:
+        found = comparison.finished(plan, folder)
+        if not found:
             raise ValueError(f"no run of this comparison is finished in {folder}")
         # Steps are timed by a single process: several would have to agree on who is next.
-        rounds = arguments.rounds if session.alone() and not arguments.table else 0
-        timing = comparison.timing(plan, folder, device, rounds)
-    table = summary.summarise(results, timing["steps"])
-    print(f"\n{summary.text(table)}")
-    write_whole(folder / "table.md", summary.markdown(table, command, results, timing))
-    write_json(folder / "results.json", summary.as_json(table, command, results, timing))
-    print(f"\nThe same in {folder / 'table.md'}; a page with figures: halfway report {folder}")
+        rounds = rounds if session.alone() and not only_tabulate else 0
+        timing = comparison.timing(plan, folder, device, rounds, found)
+    rows = results.summarise(found, timing["steps"])
+    print(f"\n{table.text(rows)}")
+    run = next(iter(next(iter(found.values())).values()))
+    write_whole(folder / "table.md", table.markdown(rows, command, run.recipe, run.sessions[-1], timing))
+    results.write(folder, rows, command, found, timing)
     return 0
 
 

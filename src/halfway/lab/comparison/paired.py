@@ -6,10 +6,20 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+# Scores are counts of test samples. A spread below this is the last bit of a float, and carries no interval.
+_NO_SPREAD = 1e-9
+
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of the paired differences over `n` seeds, with standard error and 95 % t interval (None for one seed)."""
+    """A method's score minus its rival's, in points.
+
+    mean: of the paired differences.
+    error: its standard error; None for a single seed.
+    low, high: the 95 % t interval; None for a single seed, and where all differences are equal: a handful of equal
+        counts does not say how far the next one would lie.
+    n: seeds that both have.
+    """
 
     mean: float
     error: float | None
@@ -17,24 +27,25 @@ class Difference:
     high: float | None
     n: int
 
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+    def __str__(self) -> str:
+        """+0.31 [-0.10, +0.72]"""
+        return f"{self.mean:+.2f}" if self.low is None else f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
 
 def difference(mine: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
     """`mine` minus `others` over the seeds both have; None if there is no such seed."""
-    from scipy.stats import t
+    from scipy.stats import ttest_rel
 
-    pairs = [mine[seed] - others[seed] for seed in mine if seed in others]
-    if not pairs:
+    seeds = [seed for seed in mine if seed in others]
+    if not seeds:
         return None
+    pairs = [mine[seed] - others[seed] for seed in seeds]
     mean, error = statistics.fmean(pairs), standard_error(pairs)
-    if error is None:
-        return Difference(mean, None, None, None, 1)
-    margin = float(t.ppf(0.975, len(pairs) - 1)) * error
-    return Difference(mean, error, mean - margin, mean + margin, len(pairs))
+    if error is None or error < _NO_SPREAD:
+        return Difference(mean, error, None, None, len(seeds))
+    test = ttest_rel([mine[seed] for seed in seeds], [others[seed] for seed in seeds])
+    interval = test.confidence_interval(0.95)
+    return Difference(mean, error, float(interval.low), float(interval.high), len(seeds))
 
 
 def standard_error(values: Sequence[float]) -> float | None:

@@ -26,8 +26,8 @@ from ..environment import environment
 from ..files import write_json
 from ..recipes.methods import FULL
 from ..recipes.schema import Recipe
+from ..training import loop as training
 from ..training import session
-from ..training.loop import Training, check
 from ..training.run_folder import RunFolder
 from ..training.run_result import RunResult
 from .trials import Group, Trial
@@ -35,15 +35,19 @@ from .trials import Group, Trial
 WARM_UP = 3
 
 
-def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> bool:
-    """Train what is not finished yet. Returns False after Ctrl-C."""
+def check(trials: Sequence[Trial], folder: Path) -> None:
+    """Raise unless all trials can be trained here. Nothing is written."""
     for trial in trials:  # what is done must be of the same recipe, too
         RunFolder(folder / trial.folder).check(trial.recipe, resume=True)
-    for group_recipe in {trial.group: trial.recipe for trial in trials}.values():
-        check(group_recipe)
-    todo = [t for t in trials if not _finished(folder / t.folder)]
-    for trial in todo:
+    for recipe in {trial.group: trial.recipe for trial in trials}.values():
+        training.check(recipe)
+    for trial in _todo(trials, folder):
         RunFolder(folder / trial.folder).check_checkpoint()
+
+
+def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> bool:
+    """Train what is not finished yet. Returns False after Ctrl-C."""
+    todo = _todo(trials, folder)
     if len(todo) < len(trials):
         _say(f"{len(trials) - len(todo)} of {len(trials)} runs are done already")
     load = _Loader(device)
@@ -57,13 +61,19 @@ def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, comma
     return True
 
 
-def results(trials: Sequence[Trial], folder: Path) -> dict[Group, dict[int, RunResult]]:
+def finished(trials: Sequence[Trial], folder: Path) -> dict[Group, dict[int, RunResult]]:
     """The finished runs, by group and seed."""
     out: dict[Group, dict[int, RunResult]] = {}
     for trial in trials:
-        if _finished(folder / trial.folder):
-            out.setdefault(trial.group, {})[trial.seed] = RunResult.read(folder / trial.folder)
+        path = folder / trial.folder
+        if (path / "config.yaml").exists() and (run := RunResult.read(path)).finished:
+            out.setdefault(trial.group, {})[trial.seed] = run
     return out
+
+
+def _todo(trials: Sequence[Trial], folder: Path) -> list[Trial]:
+    done = finished(trials, folder)
+    return [trial for trial in trials if trial.seed not in done.get(trial.group, {})]
 
 
 def time_steps(
@@ -87,6 +97,9 @@ def time_steps(
     for group in groups:
         families.setdefault(group.rival_full, []).append(group)
     for full, members in families.items():
+        if members == [full] and len(families) > 1:  # full data for fewer epochs: the same steps, and fewer of them
+            timings[full.label] = {"median": 1.0, "q1": 1.0, "q3": 1.0, "rounds": rounds}
+            continue
         recipe = recipes[members[0]].with_settings({"method": FULL})
         steps = {"full": _stepper(recipe, load(recipe), device)}
         for group in members:
@@ -107,15 +120,21 @@ def time_steps(
     return timings
 
 
-def timing(trials: Sequence[Trial], folder: Path, device: torch.device, rounds: int) -> Any:
-    """The timing in the folder, measured anew if it does not cover all groups."""
+def timing(
+    trials: Sequence[Trial],
+    folder: Path,
+    device: torch.device,
+    rounds: int,
+    results: Mapping[Group, Mapping[int, RunResult]],
+) -> Any:
+    """The timing in the folder, measured anew if it does not cover all groups. results: the finished runs."""
     path = folder / "timing.json"
     known = json.loads(path.read_text()) if path.exists() else {"steps": {}}
     recipes = {trial.group: trial.recipe for trial in trials}
     if rounds and any(group.label not in known["steps"] for group in recipes):
         shares = {
             group: statistics.fmean(1 - run.effective_ratio[0] for run in runs.values())
-            for group, runs in results(trials, folder).items()
+            for group, runs in results.items()
             if (method := recipes[group].pruning) is not None and method.before_epoch
         }
         steps = time_steps(list(recipes), recipes, device, rounds, shares)
@@ -127,13 +146,13 @@ def timing(trials: Sequence[Trial], folder: Path, device: torch.device, rounds: 
 def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[], Any]:
     """A function that takes one pruned training step, always on the same batch."""
     recipe = dataclasses.replace(recipe, window=(0, None), length=10**6)
-    training = Training(recipe, loaded, device, show=False)
-    training.model.train()
-    if training.sampler is not None:
-        training.sampler.set_epoch(0)
-    batch = next(iter(loaded.train.batches(training.order.epoch(0)[:1])))
+    trained = training.Training(recipe, loaded, device, show=False)
+    trained.model.train()
+    if trained.sampler is not None:
+        trained.sampler.set_epoch(0)
+    batch = next(iter(loaded.train.batches(trained.order.epoch(0)[:1])))
 
-    return lambda: training.train_step(*batch)
+    return lambda: trained.train_step(*batch)
 
 
 class _Loader:
@@ -153,7 +172,3 @@ class _Loader:
 def _say(text: str) -> None:
     if session.first_rank():
         print(text, flush=True)
-
-
-def _finished(path: Path) -> bool:
-    return (path / "config.yaml").exists() and RunResult.read(path).finished

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...selectors import SELECTORS
-from ..recipes.methods import FULL, IMPLEMENTATIONS, METHODS
-from ..recipes.predicted_cost import Equal, fitted, random_ratio
+from ..recipes.methods import FULL, IMPLEMENTATIONS, METHODS, resolve
+from ..recipes.predicted_cost import Equal, fitted, predicted_cost, random_ratio
 from ..recipes.schema import Recipe
 
 # What a comparison is made of has options of its own.
@@ -67,7 +67,8 @@ class Trial:
 
 def group_of(method: str, ratio: float | None, settings: dict[str, Any]) -> Group:
     """The group, without the settings that the method does not look at."""
-    kept = tuple((key, value) for key, value in sorted(settings.items()) if _matters(key, method))
+    method = resolve(method)
+    kept = tuple((key, value) for key, value in sorted(settings.items()) if matters(key, method))
     return Group(method, None if method == FULL else ratio, kept)
 
 
@@ -79,12 +80,14 @@ def plan(
     over: Mapping[str, Sequence[Any]],
     equal: Equal | None = None,
     random_at_equal_cost: bool = False,
+    fewer_epochs: bool = False,
 ) -> list[Trial]:
     """All trials, each once; all methods of a seed side by side, so that what is done first can be compared.
 
     Args:
-        equal: see `price.fitted`.
+        equal: see `predicted_cost.fitted`.
         random_at_equal_cost: also random pruning at the ratios at which it costs what the other methods do.
+        fewer_epochs: also full data for as many epochs as cost what the other methods do.
     """
     for key, option in _OF_PLAN.items():
         if key in over:
@@ -100,24 +103,34 @@ def plan(
         if random_at_equal_cost and trial.recipe.prunes:
             rival = _trial(recipe, "random", random_ratio(trial.recipe), settings, seed)
             trials.setdefault((rival.group, seed), rival)
+        if fewer_epochs and trial.recipe.prunes:
+            rival = _shorter(recipe, predicted_cost(trial.recipe).run, settings, seed)
+            trials.setdefault((rival.group, seed), rival)
     return list(trials.values())
+
+
+def _shorter(recipe: Recipe, share: float, settings: dict[str, Any], seed: int) -> Trial:
+    """Full data for a share of the epochs: what a learning-rate schedule of that length makes of the same FLOPs."""
+    whole = _trial(recipe, FULL, 0.0, settings, seed)
+    length = max(1, round(share * whole.recipe.length))
+    group = group_of(FULL, None, {**settings, "length": length})
+    return Trial(group, seed, whole.recipe.of_length(length))
 
 
 def _trial(recipe: Recipe, method: str, ratio: float, settings: dict[str, Any], seed: int) -> Trial:
     group = group_of(method, ratio, settings)
-    chosen: dict[str, Any] = {"method": method, "seed": seed, **dict(group.settings)}
+    chosen: dict[str, Any] = {"method": group.method, "seed": seed, **dict(group.settings)}
     if group.ratio is not None:
         chosen["prune_ratio"] = group.ratio
     return Trial(group, seed, recipe.with_settings(chosen))
 
 
-def _matters(key: str, method: str) -> bool:
+def matters(key: str, method: str) -> bool:
     """Whether a method looks at a setting."""
     section = key.split(".")[0]
     if method == FULL:
         return section not in ("window", "cut", *IMPLEMENTATIONS)
-    # An unknown method is refused when its recipe is made.
-    implementation = METHODS[method].implementation if method in METHODS else method
+    implementation = METHODS[method].implementation
     if section == "cut":
         return implementation in SELECTORS and _looks_at_the_cut(method)
     return section == implementation or section not in IMPLEMENTATIONS

@@ -51,16 +51,18 @@ VARIANTS = {
     "balanced_remembered": Method("balanced", {"features": "remembered"}),
     "infobatch_dagger": Method("infobatch", {"threshold": 0.95}),
 }
+# Other names of a method. They end where it is looked up: nothing behind `resolve` and `find` sees them.
+ALIASES = {"density": "pfb"}
 METHODS: dict[str, Method] = {
     **VARIANTS,
-    **{name: Method(name) for name in (*SELECTORS, *SAMPLERS)},
+    **{name: Method(name) for name in (*SELECTORS, *SAMPLERS) if name not in ALIASES},
 }
 IMPLEMENTATIONS = (*SELECTORS, *SAMPLERS)
 
 
 def names() -> list[str]:
     """All methods, full data first, the paper's by its own name."""
-    return [FULL, *(name for name in METHODS if name != "density")]
+    return [FULL, *METHODS]
 
 
 def comparable() -> list[str]:
@@ -68,13 +70,19 @@ def comparable() -> list[str]:
     return [name for name in names() if name != "rho"]
 
 
-def find(name: str) -> Method:
-    """A method by its name."""
-    if name not in METHODS:
+def resolve(name: str) -> str:
+    """The one name of a method, `full` included; unknown ones are refused."""
+    name = ALIASES.get(name, name)
+    if name != FULL and name not in METHODS:
         close = difflib.get_close_matches(name, names(), n=3)
         hint = f"did you mean {' or '.join(close)}? There are" if close else "choose one of"
         raise ValueError(f"unknown method {name!r}; {hint} {', '.join(names())}")
-    return METHODS[name]
+    return name
+
+
+def find(name: str) -> Method:
+    """A method by its name or an alias."""
+    return METHODS[resolve(name)]
 
 
 def settings_of(implementation: str) -> dict[str, Any]:

@@ -23,6 +23,10 @@ from . import methods as known_methods
 from .methods import FULL, IMPLEMENTATIONS, Method
 
 FOLDER = Path(__file__).parent
+# What the runs of a comparison do not share.
+OF_A_RUN = ("root", "seed", "method", "prune_ratio")
+# Words for people, and where and how the data are read: none of it changes what a run computes.
+_NO_IDENTITY = ("title", "paper", "root")
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,8 @@ class Recipe:
         for name in ("length", "batch_size", "log_every", "evaluate_every", "evaluation_batch"):
             _in_range(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _in_range("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "positive")
-        if self.method != FULL:
-            known_methods.find(self.method)
+        # Aliases end here: `density` is `pfb` for all that follows.
+        object.__setattr__(self, "method", known_methods.resolve(self.method))
         self.schedule  # noqa: B018  a window that ends before it begins is refused here
         for name, settings in self.methods.items():
             if not isinstance(settings, Mapping):
@@ -201,6 +205,19 @@ class Recipe:
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides how a run comes out, by dotted key, lists as text: equal identities are the same run.
+
+        Of the methods' settings only those of its own method count, and they are complete: a setting left at its
+        default is the same as the default given.
+        """
+        content = {key: value for key, value in self.as_dict().items() if key not in (*_NO_IDENTITY, *IMPLEMENTATIONS)}
+        content["data"].pop("workers")
+        if self.pruning is not None:
+            used = self.pruning.implementation
+            content[used] = {**known_methods.settings_of(used), **self.method_settings}
+        return _flat(content)
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for YAML; the settings of each method as a section."""
@@ -373,6 +390,16 @@ def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
         for section in sections:
             inner = inner.setdefault(section, {})
         inner[last] = value
+    return out
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            out.update(_flat(value, f"{prefix}{key}."))
+        else:
+            out[prefix + key] = str(list(value)) if isinstance(value, (list, tuple)) else value
     return out
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from ..comparison import table as summary
+from ..comparison import table, verdict
+from ..comparison.results import Row, summarise
 from . import page, plots, words
 from .gallery import centroid_gallery, galleries
 from .method import how_it_was_measured
@@ -60,20 +61,21 @@ def write(runs: Runs, root: str | None, title: str | None, trust: bool = False) 
         title: the line above the headline; None: the recipe's name.
         trust: import and build whatever models the runs name.
     """
-    rows = summary.summarise(runs.groups, runs.timing["steps"])
+    rows = summarise(runs.groups, runs.timing["steps"])
     run = runs.first
     counts = read_counts(runs)
     pictures = load_pictures(runs.example.recipe, root, len(counts[runs.main].offered) if runs.main in counts else None)
-    headline = words.headline(rows)
+    headline = verdict.headline(rows)
+    notes = table.notes(rows, run.recipe, run.sessions[-1], runs.timing)
     over = title or f"halfway report · {run.recipe.name}"
     body = [
         f'<p class="over">{html.escape(over)}</p>',
         f"<h1>{html.escape(headline)}<small>"
         f"{html.escape(words.scale(run.recipe, run.sessions[-1]['data']))}</small></h1>",
-        _sentences(words.reading(rows, runs.main)),
+        _sentences(verdict.reading(rows)),
         _unfinished(runs),
         _table(rows),
-        f'<p class="soft">{html.escape(page.minus(summary.notes(rows, run, runs.timing)))} Each interval stands on its '
+        f'<p class="soft">{html.escape(page.minus(notes))} Each interval stands on its '
         "own: of twenty, one is expected to miss.</p>",
         _cost(runs, rows),
         _curves(runs),
@@ -94,10 +96,10 @@ def _sentences(sentences: Sequence[str]) -> str:
     return "\n".join(f"<p>{text}</p>" if i else f'<p class="lede">{text}</p>' for i, text in enumerate(texts))
 
 
-def _table(rows: Sequence[summary.Row]) -> str:
-    table = [summary.COLUMNS, *(summary.cells(row) for row in rows)]
-    filled = [i for i in range(len(summary.COLUMNS)) if any(line[i] for line in table[1:])]
-    header, *lines = [[line[i].replace("p = ", "p\u00a0=\u00a0") for i in filled] for line in table]
+def _table(rows: Sequence[Row]) -> str:
+    every = [table.COLUMNS, *(table.cells(row) for row in rows)]
+    filled = [i for i in range(len(table.COLUMNS)) if any(line[i] for line in every[1:])]
+    header, *lines = [[line[i].replace("p = ", "p\u00a0=\u00a0") for i in filled] for line in every]
     return page.table(header, lines, [row.group.method for row in rows])
 
 
@@ -116,7 +118,7 @@ def _progress(metrics: list[dict[str, float]], steps: int) -> str:
     return f"{metrics[-1]['step'] / steps:.0%} trained" if metrics and steps else "not a round yet"
 
 
-def _cost(runs: Runs, rows: Sequence[summary.Row]) -> str:
+def _cost(runs: Runs, rows: Sequence[Row]) -> str:
     if len(rows) == 1:
         return ""
     score = f"{runs.first.recipe.score_name}, %"

@@ -11,9 +11,7 @@ from pathlib import PurePath
 from ..recipes import schema as recipes
 from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
-from .runs import Runs, flat_settings
-
-_GIVEN_OTHERWISE = {"name", "title", "root", "paper", "seed", "method", "prune_ratio", "data.workers"}
+from .runs import Runs
 
 
 def how_it_was_measured(runs: Runs) -> str:
@@ -43,9 +41,9 @@ def repeat_command(run: RunResult) -> str:
 
 def _changes(recipe: Recipe) -> list[str]:
     """key=value of all that is not as shipped."""
-    shipped, now = flat_settings(recipes.load(recipe.name)), flat_settings(recipe)
-    changed = [key for key in now if key not in _GIVEN_OTHERWISE and now[key] != shipped.get(key)]
-    return [f"{key}={_yaml(now[key])}" for key in changed]
+    of_this_run = {key: getattr(recipe, key) for key in recipes.OF_A_RUN}
+    shipped, now = recipes.load(recipe.name).with_settings(of_this_run).identity(), recipe.identity()
+    return [f"{key}={_yaml(now[key])}" for key in now if now[key] != shipped.get(key)]
 
 
 def _yaml(value: object) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..comparison.table import Row
+from ..comparison.results import Row
 from ..comparison.trials import Group
+from ..comparison.verdict import name
 from ..training.run_result import RunResult
 from .counts import Counts
 from .page import Draw, Theme, rate_edges
 from .runs import FEW_METHODS, Groups
-from .words import name
 
 MANY_CLASSES = 40
 SHOWN_OF_MANY = 15
@@ -42,7 +42,7 @@ def score_by_cost(rows: Sequence[Row], score: str, values: bool) -> Draw:
             lines.setdefault((row.group.method, row.group.settings), []).append(row)
         labelled: set[Group] = set()
         for (method, _), points in lines.items():
-            points = sorted(points, key=lambda row: row.flops[1])
+            points = sorted(points, key=lambda row: row.cost)
             marker = MARKERS[methods.index(method) % len(MARKERS)] if crowded else "o"
             _cost_line(axes, points, colours[method], marker, seeds=not crowded)
             for row in points:
@@ -63,10 +63,10 @@ def score_by_cost(rows: Sequence[Row], score: str, values: bool) -> Draw:
 
 
 def _cost_line(axes: Any, points: Sequence[Row], colour: str, marker: str, seeds: bool) -> None:
-    x, y = [row.flops[1] for row in points], [row.mean for row in points]
+    x, y = [row.cost for row in points], [row.mean for row in points]
     for row in points if seeds else []:
         scores = list(row.scores.values())
-        axes.plot([row.flops[1]] * len(scores), scores, "o", color=colour, ms=3, alpha=0.45, mew=0)
+        axes.plot([row.cost] * len(scores), scores, "o", color=colour, ms=3, alpha=0.45, mew=0)
     method = points[0].group.method
     if method == "full":
         axes.axhline(y[0], color=colour, lw=1, ls=(0, (4, 3)), zorder=0)
@@ -80,7 +80,7 @@ def _cost_label(axes: Any, row: Row, group: Group, colour: str) -> None:
     left = group.method == "random"
     axes.annotate(
         ", ".join([f"p = {group.ratio:g}", *(str(value) for _, value in group.settings)]),
-        (row.flops[1], row.mean),
+        (row.cost, row.mean),
         (-9 if left else 9, 6 if left else -11),
         textcoords="offset points",
         ha="right" if left else "left",

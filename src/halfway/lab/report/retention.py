@@ -7,12 +7,12 @@ import html
 from torch import Tensor
 
 from ..comparison.trials import Group
+from ..comparison.verdict import PFB, at, name
 from ..training.progress import Bar
 from . import page, plots
 from .counts import Counts, read
 from .pictures import Pictures, class_names
-from .runs import PFB, Runs
-from .words import at, name
+from .runs import Runs
 
 
 def read_counts(runs: Runs) -> dict[Group, Counts]:
@@ -26,7 +26,7 @@ def read_counts(runs: Runs) -> dict[Group, Counts]:
         for group in runs.groups
         if group.ratio is not None
         and group.settings == main.rival(group.method).settings
-        and (group.method in (*PFB, "random") or group.ratio == main.ratio)
+        and (group.method in (PFB, "random") or group.ratio == main.ratio)
     ]
     found = {}
     with Bar(len(shown), "reading checkpoints", "group", leave=False) as bar:
@@ -132,6 +132,6 @@ def _finite(values: Tensor) -> Tensor:
 
 def chosen(runs: Runs, main: Group) -> str:
     """Which group is looked into, and why."""
-    several = sum(group.method in PFB for group in runs.groups) > 1
+    several = sum(group.method == PFB for group in runs.groups) > 1
     why = ", the ratio nearest to 0.5" if several else ""
     return f"{name(main.method)}{at(main)}{why}; counts are summed over n = {len(runs.main_seeds)} seed(s)."

@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..comparison.trials import Group, group_of
+from ..comparison import results as recorded
+from ..comparison.trials import Group, group_of, matters
+from ..comparison.verdict import PFB
 from ..recipes import schema as recipes
-from ..recipes.methods import FULL, settings_of
-from ..recipes.schema import Recipe
+from ..recipes.methods import FULL
 from ..training.run_result import RunResult
 
 Groups = dict[Group, dict[int, RunResult]]
@@ -22,11 +23,7 @@ Groups = dict[Group, dict[int, RunResult]]
 # More methods than this are too many for a figure with a line or a row of dots for each.
 FEW_METHODS = 5
 
-# The paper's method, by its two names.
-PFB = ("pfb", "density")
-# Settings that are not what a group is told apart by: names, places, and what a group has on its own.
-_IGNORED = {"name", "title", "root", "paper", "seed", "method", "prune_ratio", "data.workers"}
-_FIRST = (FULL, "random", *PFB)
+_FIRST = (FULL, "random", PFB)
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,8 @@ class Runs:
     def main(self) -> Group | None:
         """The PFB group that galleries look into: at the ratio nearest to one half, with settings as shipped if there
         are several; None if there is no PFB run."""
-        found = [group for group in self.groups if group.method in PFB]
-        name = self.first.recipe.name
-        shipped = flat_settings(recipes.load(name)) if name in recipes.names() else {}
+        found = [group for group in self.groups if group.method == PFB]
+        shipped = recipes.load(name).identity() if (name := self.first.recipe.name) in recipes.names() else {}
 
         def far(group: Group) -> tuple[float, int]:
             changed = sum(shipped.get(key) != value for key, value in group.settings)
@@ -107,7 +103,8 @@ class Runs:
 
 
 def read(arguments: Sequence[str | Path]) -> Runs:
-    """The runs in run folders and in folders of run folders."""
+    """The runs in run folders and in folders of run folders: grouped as `compare` has written down, or by what they
+    differ in."""
     paths = find(arguments)
     results = [RunResult.read(path) for path in paths]
     names = sorted({run.recipe.name for run in results})
@@ -119,8 +116,30 @@ def read(arguments: Sequence[str | Path]) -> Runs:
     if not finished:
         todo = "; ".join(f"{run.path.name}: {how_to_go_on(run)}" for run in results[:3])
         raise ValueError(f"none of the {len(results)} run(s) is finished, so there is nothing to report yet. {todo}")
-    groups = group_runs(finished)
+    groups = _as_written_down(arguments, finished) or group_runs(finished)
     return Runs(groups, [run for run in results if not run.finished], _timing(arguments, groups))
+
+
+def _as_written_down(arguments: Sequence[str | Path], finished: Sequence[RunResult]) -> Groups | None:
+    """The groups of a comparison's `results.json`; None without one, and if it does not know all of the runs."""
+    if len(arguments) > 1:
+        return None
+    folder = Path(arguments[0])
+    written = recorded.read(folder)
+    if written is None:
+        return None
+    by_path = {run.path.resolve(): run for run in finished}
+    groups: Groups = {}
+    for group, seeds in written.groups.items():
+        for seed, path in seeds.items():
+            run = by_path.pop((folder / path).resolve(), None)
+            if run is not None:
+                groups.setdefault(group, {})[seed] = run
+    return None if by_path else _in_order(groups)
+
+
+def _in_order(groups: Groups) -> Groups:
+    return {group: dict(sorted(groups[group].items())) for group in sorted(groups, key=_place)}
 
 
 def find(arguments: Sequence[str | Path]) -> list[Path]:
@@ -143,11 +162,17 @@ def find(arguments: Sequence[str | Path]) -> list[Path]:
 def group_runs(results: Sequence[RunResult]) -> Groups:
     """Runs that differ in their seed only, together; the groups in the order of the table.
 
-    A group is a method, its ratio, and every setting that is not the same in all runs and that the method looks at.
+    A group is a method, its ratio, and every setting that its method looks at and that is not the same in all runs of
+    such methods.
     """
-    settings = [flat_settings(run.recipe) for run in results]
-    keys = sorted({key for each in settings for key in each} - _IGNORED)
-    varied = [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
+    settings = [
+        {key: value for key, value in run.recipe.identity().items() if key not in recipes.OF_A_RUN} for run in results
+    ]
+    varied = []
+    for key in sorted({key for each in settings for key in each}):
+        found = {each.get(key) for run, each in zip(results, settings, strict=True) if matters(key, run.method)}
+        if len(found) > 1:
+            varied.append(key)
     groups: Groups = {}
     for run, values in zip(results, settings, strict=True):
         group = group_of(run.method, run.recipe.prune_ratio, {key: values.get(key) for key in varied})
@@ -158,15 +183,7 @@ def group_runs(results: Sequence[RunResult]) -> Groups:
                 f"{run.recipe.seed}); leave one of them out"
             )
         seeds[run.recipe.seed] = run
-    return {group: dict(sorted(groups[group].items())) for group in sorted(groups, key=_place)}
-
-
-def flat_settings(recipe: Recipe) -> dict[str, Any]:
-    """All settings by dotted key; lists as text, and methods' settings with their defaults."""
-    content = recipe.as_dict()
-    used = {"density", *recipe.methods}
-    content.update({name: {**settings_of(name), **recipe.methods.get(name, {})} for name in used})
-    return _flat(content, "")
+    return _in_order(groups)
 
 
 def how_to_go_on(run: RunResult) -> str:
@@ -175,16 +192,6 @@ def how_to_go_on(run: RunResult) -> str:
     command = run.sessions[-1]["command"] if run.sessions else f"halfway train {folder}/config.yaml --out {folder}"
     resumes = command.startswith("halfway compare") or "--resume" in command.split()
     return command if resumes else f"{command} --resume"
-
-
-def _flat(content: dict[str, Any], prefix: str) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, dict):
-            out.update(_flat(value, f"{prefix}{key}."))
-        else:
-            out[f"{prefix}{key}"] = str(value) if isinstance(value, list) else value
-    return {key: value for key, value in out.items() if not key.startswith("paper.")}
 
 
 def _is_run(path: Path) -> bool:

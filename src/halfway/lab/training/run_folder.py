@@ -24,7 +24,6 @@ import torch
 
 from ..files import write_json, write_tensors, write_whole
 from ..recipes import schema as recipes
-from ..recipes.methods import IMPLEMENTATIONS
 from ..recipes.schema import Recipe
 
 # What a checkpoint holds, see `Training`; the version changes when that does.
@@ -33,7 +32,6 @@ _WEIGHTS_AND_STATES = {"model", "optimizer", "policy", "scaler", "blocker", "sam
 _COUNTS = {"step", "finished", "batches", "pruned_steps", "retention", "round", "metrics_length"}
 KEYS = {"version", *_WEIGHTS_AND_STATES, *_COUNTS}
 _INSTEAD = "put the right file back, or remove the folder to train from the start"
-_MAY_DIFFER = {"root", "paper", "title"}
 
 
 class RunFolder:
@@ -76,16 +74,11 @@ class RunFolder:
         write_whole(self.config, "# `halfway train config.yaml` repeats this run.\n" + recipes.dump(recipe))
 
     def _refuse_another(self, recipe: Recipe) -> None:
-        before, now = recipes.load(str(self.config)).as_dict(), recipe.as_dict()
-        before["data"].pop("workers", None)
-        now["data"].pop("workers", None)
-        # Settings of methods that are not the run's own are not looked at.
-        used = recipe.pruning.implementation if recipe.pruning is not None else None
-        unused = {name for name in IMPLEMENTATIONS if name != used}
+        before, now = recipes.load(str(self.config)).identity(), recipe.identity()
         differences = [
             f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
             for key in sorted(before.keys() | now.keys())
-            if key not in _MAY_DIFFER | unused and before.get(key) != now.get(key)
+            if before.get(key) != now.get(key)
         ]
         if differences:
             raise ValueError(f"{self.path} holds another run ({'; '.join(differences)}); choose another with --out")

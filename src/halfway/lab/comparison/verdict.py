@@ -1,0 +1,174 @@
+"""What may be said about a comparison: the only place with words for better and worse.
+
+- *better*, *worse*: the 95 % interval of the paired difference leaves out zero.
+- *not told apart*: it holds zero, or there is no interval (a single seed, no spread). That says nothing about how near
+  the two are: a claim that they do equally well would need a margin stated beforehand and an interval inside it.
+
+The table, the report and the demo print these sentences and no others, so they cannot contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from .paired import Difference
+from .results import Row
+from .trials import Group
+
+Verdict = Literal["better", "worse", "not told apart"]
+VERDICTS: tuple[Verdict, ...] = ("better", "worse", "not told apart")
+PFB = "pfb"
+NAMES = {"full": "full data", "random": "random pruning", PFB: "PFB"}
+# More rows of one method than this are counted, not read out.
+FEW = 6
+
+
+def verdict(d: Difference) -> Verdict:
+    """The word for a difference."""
+    if d.low is None or d.high is None or d.low <= 0 <= d.high:
+        return "not told apart"
+    return "better" if d.mean > 0 else "worse"
+
+
+def against(d: Difference, rival: str) -> str:
+    """better than random (+0.31 [+0.10, +0.52] points, 3 seeds)"""
+    word = verdict(d)
+    return f"{word} {'from' if word == 'not told apart' else 'than'} {rival} ({d} points, {_seeds([d])})"
+
+
+def name(method: str) -> str:
+    """A method in a sentence."""
+    return NAMES.get(method, method)
+
+
+def at(group: Group) -> str:
+    """ " at p = 0.5, density.noise = 0.1"; empty for full data."""
+    ratio = [] if group.ratio is None else [f"p = {group.ratio:g}"]
+    parts = [*ratio, *(f"{key} = {value}" for key, value in group.settings)]
+    return f" at {', '.join(parts)}" if parts else ""
+
+
+# -------------------------------------------------------------------- headline
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """The result in one sentence: PFB against random pruning; against full data, if there is no random pruning."""
+    pfb = [row for row in rows if row.group.method == PFB]
+    for rival, pairs in (
+        ("random", [(row.group, row.minus_random) for row in pfb]),
+        ("full", [(row.group, row.minus_full) for row in pfb]),
+        ("full", [(row.group, row.minus_full) for row in rows]),
+    ):
+        found = [(group, d) for group, d in pairs if d is not None]
+        if found:
+            methods = {group.method for group, _ in found}
+            mine = name(methods.pop()) if len(methods) == 1 else "pruning"
+            return _first_up(_in_one_sentence(mine, name(rival), found))
+    row = rows[0]
+    return f"{_first_up(name(row.group.method))}{at(row.group)}: {row.mean:.2f} % (n = {len(row.scores)})"
+
+
+def _in_one_sentence(mine: str, rival: str, pairs: Sequence[tuple[Group, Difference]]) -> str:
+    if len(pairs) > 4 or any(group.settings for group, _ in pairs):
+        return f"{mine} against {rival}: {_counted([d for _, d in pairs])}"
+    clauses = []
+    for word in VERDICTS:
+        found = [(group, d) for group, d in pairs if verdict(d) == word]
+        if not found:
+            continue
+        differences = [d for _, d in found]
+        told = f"not told apart from {rival} by {_seeds(differences)}"
+        if word != "not told apart":
+            told = f"{word} than {rival} by {_points(differences)}"
+        clauses.append(f"at {_ratios([group for group, _ in found])} {mine} was {told}")
+    return "; ".join(clauses)
+
+
+def _counted(differences: Sequence[Difference]) -> str:
+    """Of many comparisons, how many went which way."""
+    counts = {word: sum(verdict(d) == word for d in differences) for word in VERDICTS}
+    found = [word for word in VERDICTS if counts[word]]
+    if len(found) == 1:
+        return f"{found[0]} in all {len(differences)} settings"
+    return f"of {len(differences)} settings " + ", ".join(f"{word} in {counts[word]}" for word in found)
+
+
+# --------------------------------------------------------------------- reading
+
+
+def reading(rows: Sequence[Row]) -> list[str]:
+    """What the table says, in sentences: about PFB, about the other methods, about costs."""
+    pfb = [row for row in rows if row.group.method == PFB]
+    others = [row for row in rows if row.group.method not in ("full", "random", PFB)]
+    return [*_about_pfb(pfb), *_about_others(others), *_about_costs(rows, pfb)]
+
+
+def _about_pfb(rows: Sequence[Row]) -> list[str]:
+    sentences = []
+    for rival, differences in (
+        ("random pruning at the same ratio", [row.minus_random for row in rows]),
+        ("random pruning at the same cost", [row.minus_random_at_cost for row in rows]),
+        ("full data", [row.minus_full for row in rows]),
+    ):
+        found = [(row, d) for row, d in zip(rows, differences, strict=True) if d is not None]
+        if len(found) > FEW:
+            sentences.append(f"PFB against {rival}: {_counted([d for _, d in found])}.")
+        else:
+            sentences += [f"{row.group.label}: {against(d, rival)}." for row, d in found]
+    return sentences
+
+
+def _about_others(rows: Sequence[Row]) -> list[str]:
+    """Which of the other methods the intervals tell apart from random pruning."""
+    sentences = []
+    for terms, differences in (
+        ("at the same ratio", [row.minus_random for row in rows]),
+        ("at the same cost", [row.minus_random_at_cost for row in rows]),
+    ):
+        found = [(row.group.label, verdict(d)) for row, d in zip(rows, differences, strict=True) if d is not None]
+        if not found:
+            continue
+        better, worse = ("; ".join(label for label, v in found if v == word) or "none" for word in VERDICTS[:2])
+        sentences.append(
+            f"Of {len(found)} other methods, against random pruning {terms}: better {better}. Worse {worse}. The "
+            "others are not told apart."
+        )
+    return sentences
+
+
+def _about_costs(rows: Sequence[Row], pfb: Sequence[Row]) -> list[str]:
+    """Of the pruned steps of PFB and of random pruning at the same ratio, for the ratio nearest to one half."""
+    by_group = {row.group: row for row in rows}
+    pairs = [(row, by_group[rival]) for row in pfb if (rival := row.group.rival("random")) in by_group]
+    if not pairs:
+        return []
+    mine, random = min(pairs, key=lambda pair: abs((pair[0].group.ratio or 0) - 0.5))
+    return [
+        f"At p = {mine.group.ratio:g} a pruned step cost {mine.flops[0]:.3f} of a full one with PFB and "
+        f"{random.flops[0]:.3f} with random pruning, which never looks at what it prunes; the whole run "
+        f"{mine.flops[1]:.3f} and {random.flops[1]:.3f} (FLOPs)."
+    ]
+
+
+def _seeds(differences: Sequence[Difference]) -> str:
+    fewest, most = min(d.n for d in differences), max(d.n for d in differences)
+    if fewest != most:
+        return f"{fewest} to {most} seeds"
+    return "1 seed" if most == 1 else f"{most} seeds"
+
+
+def _points(differences: Sequence[Difference]) -> str:
+    sizes = sorted((f"{abs(d.mean):.1f}" for d in differences), key=float)
+    return f"{sizes[0]} points" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]} points"
+
+
+def _ratios(groups: Sequence[Group]) -> str:
+    ratios = [f"{ratio:g}" for ratio in sorted({group.ratio for group in groups if group.ratio is not None})]
+    if not ratios:
+        return "these settings"
+    return f"p = {', '.join(ratios[:-1])} and {ratios[-1]}" if len(ratios) > 1 else f"p = {ratios[0]}"
+
+
+def _first_up(text: str) -> str:
+    return text[:1].upper() + text[1:]
