@@ -115,3 +115,78 @@ def test_no_link_is_dead(page: str) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             dead.append(link)
     assert dead == []
+
+
+# Names that the code blocks of all pages may use.
+SETUP = """
+from types import SimpleNamespace
+from unittest import mock
+import torch, halfway
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from halfway.integrations.transformers import BlockingMixin
+from transformers import Trainer
+dataset = TensorDataset(torch.randn(8, 3, 8, 8), torch.arange(8) % 2)
+loader = DataLoader(dataset, batch_size=8)
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+optimizer, criterion, device = torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), "cpu"
+blocker = halfway.ForwardBlocker(model, "0", 0.5)
+scaler, mixup, step, writer, wandb = torch.amp.GradScaler("cpu"), lambda x, y: (x, y), 0, mock.Mock(), mock.Mock()
+self = mock.Mock(global_step=0, blocker=blocker, trainer=SimpleNamespace(log_every_n_steps=50))
+"""
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def blocks(page: Path) -> list[str]:
+    """The Python code of a page, but for blocks below a comment that says why they cannot be run."""
+    found = re.findall(r"(<!-- not run: .*? -->\n+)?^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [code for reason, code in found if not reason]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", [str(page.relative_to(ROOT)) for page in PAGES if blocks(page)])
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks of a page one after the other, in one namespace."""
+    for package in ("sklearn", "torchvision", "timm", "transformers"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    # A selector's file imports relatively.
+    names: dict[str, Any] = {"__name__": "halfway.selectors.page", "__package__": "halfway.selectors"}
+    exec(SETUP if "tutorial" not in page else "", names)
+    for code in blocks(ROOT / page):
+        if "ForwardBlocker(" in code and "blocker" in names:
+            names["blocker"].remove()
+        quick = code.replace("num_workers=4", "num_workers=0").replace("range(200)", "range(2)")
+        exec(compile(quick, page, "exec"), names)
+
+
+def prose(page: Path) -> str:
+    """A page without code blocks, code in the text, links and names such as ResNet-50."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`]*`|\]\([^)]*\)|\b[A-Z]\w*-\d+", "", text)
+
+
+def test_the_readme_can_be_read_in_one_go() -> None:
+    readme = ROOT / "README.md"
+    assert len(readme.read_text().splitlines()) <= 130
+    numbers = re.findall(r"(?<![\w.-])\d[\d.-]*(?![\w])", prose(readme))
+    assert len(numbers) <= 15, numbers
+
+
+def test_the_costs_in_the_readme_are_those_that_were_measured() -> None:
+    """Of ResNet-50; as in the tables of `benchmarks/results/`."""
+    rows = re.findall(
+        r"^\| \D+ \| \**(0\.\d+)\** \| \**(0\.\d+)\** \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    page = (ROOT / "benchmarks" / "results" / "README.md").read_text()
+    flops, wall = (line for line in page.splitlines() if line.startswith("| ResNet-50") and line.count("|") in (9, 11))
+    assert len(rows) == 3
+    for counted, measured in rows:
+        assert counted in flops
+        assert measured in wall
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    drawing = script("figures/halfway")
+    assert drawing.OUT.read_text() == drawing.draw(), "run python docs/figures/halfway.py"

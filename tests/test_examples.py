@@ -101,3 +101,33 @@ def test_torchrun_resumes_where_a_killed_training_was(tmp_path: Path) -> None:
     assert at_once["blocker"]["counters"] == resumed["blocker"]["counters"]
     assert at_once["blocker"]["counters"]["replayed_steps"] == 6
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_notebook_shows_a_saving() -> None:
+    """`examples/quickstart.ipynb` as it stands, but with fewer samples and rounds."""
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    traitlets = pytest.importorskip("traitlets.config")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("torchvision")
+    pytest.importorskip("sklearn")
+    notebook = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
+    settings = notebook.cells[1]
+    settings.source, changed = re.subn(r"SAMPLES = \d+", "SAMPLES = 256", settings.source)
+    settings.source, more = re.subn(r"ROUNDS = \d+", "ROUNDS = 1", settings.source)
+    assert changed == more == 1
+    notebook.cells[2].source = "import torch\n\ntorch.set_num_threads(1)\n" + notebook.cells[2].source
+    # Files instead of ports: nothing else on the machine can be in the way.
+    config = traitlets.Config({"KernelManager": {"transport": "ipc"}})
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", config=config).execute()
+    printed = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", []))
+    assert "steps_replayed=4, steps_recomputed=0" in printed
+    assert "counted in FLOPs: 0.55" in printed
+
+
+def test_the_notebook_is_kept_with_what_it_printed() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
+    printed = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", []))
+    assert "counted in FLOPs" in printed
+    assert "seed 0" in printed
