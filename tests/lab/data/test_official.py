@@ -123,7 +123,7 @@ def test_a_mirror_is_a_folder_or_the_file_itself(
     assert fetched(to)
 
 
-@pytest.mark.parametrize("command", ["train"])
+@pytest.mark.parametrize("command", ["train", "compare"])
 def test_training_downloads_on_request(
     cifar: FileServer, to: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

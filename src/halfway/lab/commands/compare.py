@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..recipes import methods
     from ..recipes import schema as recipes
     from ..training import session
-    from .train import read_recipe
+    from .train import fetch_data, read_recipe
 
     recipe = read_recipe(arguments)
     over = {}
@@ -101,6 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.fewer_epochs,
     )
     folder = Path(arguments.out or f"runs/compare-{recipe.name}")
+    if arguments.download and not arguments.table:
+        fetch_data(recipe)
     code = carry_out(plan, folder, arguments.rounds, session.command_line(), arguments.table)
     if code == 0 and session.first_rank():
         print(f"\nThe same in {folder / 'table.md'}; a page with figures: halfway report {folder}")
