@@ -38,7 +38,7 @@ lint: $(VENV)/.dev
 
 # The documentation as a site, in site/. A dead link is an error.
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A wheel and a source archive, in dist/.
 dist: $(VENV)/.dev

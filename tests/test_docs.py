@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 pytest.importorskip("yaml")
 
-from halfway.lab.cli import main
+from halfway.lab import cli
 from halfway.lab.recipes import methods
 from halfway.samplers import SAMPLERS
 from halfway.selectors import SELECTORS
@@ -28,7 +30,7 @@ def test_every_method_has_its_line(name: str) -> None:
 
 def test_the_help_of_train_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
+        cli.main(["train", "--help"])
     words = capsys.readouterr().out.replace(",", " ").split()
     assert set(methods.names()) <= set(words)
 
@@ -190,3 +192,26 @@ def test_the_costs_in_the_readme_are_those_that_were_measured() -> None:
 def test_the_picture_is_what_its_script_draws() -> None:
     drawing = script("figures/halfway")
     assert drawing.OUT.read_text() == drawing.draw(), "run python docs/figures/halfway.py"
+
+
+def test_the_reference_has_every_method_and_every_command() -> None:
+    page = (DOCS / "reference" / "methods.md").read_text()
+    for room, methods_by_name in (("selectors", SELECTORS), ("samplers", SAMPLERS)):
+        for name, kind in methods_by_name.items():
+            assert f"### `{name}`\n\n::: halfway.{room}.{kind.__name__}\n" in page, name
+    listed = re.findall(r"^\| `halfway (\w+)", (DOCS / "reference" / "command_line.md").read_text(), re.MULTILINE)
+    assert listed == list(cli._COMMANDS)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ForwardBlocker" in (tmp_path / "reference" / "python" / "index.html").read_text()
