@@ -146,3 +146,22 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
     layers = [str(python.with_name("halfway")), "layers", "resnet18"]
     out = subprocess.run(layers, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "layer1" in out.stdout
+
+
+def test_workflows_call_what_the_makefile_has() -> None:
+    yaml = pytest.importorskip("yaml")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    called: set[str] = set()
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            words = " ".join(step.get("run", "") for step in job["steps"])
+            called |= set(re.findall(r"\bmake ([a-z-]+)", words))
+    assert {"lint", "test", "docs", "dist"} <= called <= targets
+
+
+def test_every_place_has_the_same_version() -> None:
+    import halfway
+
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited is not None
+    assert PROJECT["version"] == halfway.__version__ == cited.group(1)
