@@ -42,8 +42,8 @@ def test_every_method_has_a_card(kind: type) -> None:
         assert part in card, f"{kind.__name__} does not say {part}"
 
 
-def test_nobody_is_told_to_install_it_by_name() -> None:
-    """It is not on PyPI: whoever owns the name there would be installed."""
+def test_no_page_says_to_install_it_by_name() -> None:
+    """It is not on PyPI: another project under that name would be installed."""
     folders = ("docs", "src/halfway", "examples", "benchmarks")
     pages = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
     texts = {path: path.read_text() for path in pages if path.suffix in (".md", ".py", ".yaml")}
@@ -69,6 +69,18 @@ def test_every_message_that_troubleshooting_quotes_is_in_the_source() -> None:
     parts = [part for entries in page.TABLES.values() for entry in entries for part in entry.parts]
     assert len(parts) > 40
     assert [part for part in parts if not page.having(part, source)] == []
+
+
+def test_every_message_that_compatibility_quotes_is_in_the_source() -> None:
+    """In the tables that are written by hand; dots, numbers and S stand for values."""
+    texts = [message.text for message in script("messages").messages()]
+    page = (DOCS / "compatibility.md").read_text()
+    page = re.sub(r"<!-- (?:matrix|zoo):.*?<!-- end of the \w+ -->|`[^`]*`", "", page, flags=re.DOTALL)
+    quoted = [words for words in re.findall(r'"([^"\n]+)"', page) if len(words.split()) >= 3]
+    assert len(quoted) > 20
+    value = r"\(\.\.\.\)|'\.\.\.'|\.\.\.|\bS\b|\b\d+\b"
+    patterns = {w: ".*".join(re.escape(part.strip()) for part in re.split(value, w)) for w in quoted}
+    assert [w for w, pattern in patterns.items() if not any(re.search(pattern, t, re.DOTALL) for t in texts)] == []
 
 
 def test_troubleshooting_has_every_warning_and_every_reason_for_computing() -> None:
@@ -141,7 +153,7 @@ PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.m
 
 
 def blocks(page: Path) -> list[str]:
-    """The Python code of a page, but for blocks below a comment that says why they cannot be run."""
+    """The Python code of a page, except blocks below a comment that says why they cannot be run."""
     found = re.findall(r"(<!-- not run: .*? -->\n+)?^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     return [code for reason, code in found if not reason]
 

@@ -60,7 +60,7 @@ def test_it_runs_and_says_what_was_replayed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_it_is_short_and_somebody_runs_it(name: str) -> None:
+def test_it_is_short_and_a_test_runs_it(name: str) -> None:
     text = (ROOT / "examples" / name).read_text()
     assert len(text.splitlines()) < 60
     assert text.startswith('"""')
