@@ -1,4 +1,7 @@
-"""What a cut saves, before anything is trained: `cost` of one, `layers` to choose among all."""
+"""What a cut saves, before anything is trained: `cost` of one, `layers` to choose among all.
+
+Begin with `cost`. Uses the engine to count FLOPs in a pass that leaves no trace; the blocker does not use it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Samplers by name: they decide before the epoch. A new one is a file beside this one and an entry in `SAMPLERS`."""
+"""Samplers by name: they decide before the epoch. A new one is a file beside this one and an entry in `SAMPLERS`.
+
+Begin with `base`, then read `rs2`, the simplest. They need no blocker and no engine.
+"""
 
 from __future__ import annotations
 
