@@ -55,7 +55,7 @@ def find_layer(root: nn.Module, at: str | nn.Module) -> tuple[str, nn.Module]:
 
 
 def suggest(root: nn.Module, wanted: str) -> str:
-    """The submodules that somebody who wrote `wanted` may have meant."""
+    """The submodules whose names are closest to `wanted`."""
     names = [name for name, _ in root.named_modules() if name]
     close = difflib.get_close_matches(wanted, names, n=5)
     return f"the closest are {close}" if close else f"it has {[n for n, _ in root.named_children()]}"

@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def always(self) -> bool:
-        """Whether it prunes from the first step to the last, so that nobody needs to count."""
+        """Whether it prunes from the first step to the last, so that counting is not needed."""
         return self.start == 0 and self.stop is None
 
     def active(self, at: int) -> bool:

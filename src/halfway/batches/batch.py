@@ -227,7 +227,7 @@ def _rebuilt_dataclass(old: Any, values: dict[str, Any]) -> Any:
     """A dataclass like `old` with other values.
 
     It is made anew, so that what its `__post_init__` works out (a length, say) fits the retained samples. Fields that
-    `__init__` does not take are set afterwards, but for plain values that `__post_init__` has set by then.
+    `__init__` does not take are set afterwards, except plain values that `__post_init__` has set by then.
     """
     taken = {field.name for field in dataclasses.fields(old) if field.init}
     try:

@@ -32,7 +32,7 @@ class Readings:
         self._known: dict[str, bool] = {}
 
     def known(self, path: str) -> bool | None:
-        """Whether the list at this place held one entry per sample; None if nobody knows."""
+        """Whether the list at this place held one entry per sample; None if that is not known yet."""
         return self._known.get(path)
 
     def learn(self, found: Mapping[str, bool]) -> None:
@@ -94,7 +94,7 @@ def _alike(sequence: Sequence[Any]) -> bool:
 
 
 def direct_length(tree: Any) -> int | None:
-    """The length of the first tensor or array that is not in a list: nobody doubts what its first axis is."""
+    """The length of the first tensor or array that is not in a list: its first axis is certain."""
     sizes = (len(part) for part in _outside_lists(tree) if is_sized(part) and part.ndim > 0)
     return next(sizes, None)
 
@@ -113,7 +113,7 @@ def counted_length(tree: Any) -> int | None:
 
 def _outside_lists(tree: Any) -> Iterator[Any]:
     """What a structure is made of, where lists and tuples are not looked into: mappings and other records have one
-    field for each thing, so nobody wonders how to read them."""
+    field for each thing, so there is only one way to read them."""
     entries: Any = None
     if isinstance(tree, Mapping):
         entries = tree.values()

@@ -4,6 +4,6 @@
     from halfway.integrations.transformers import BlockingMixin
     from halfway.integrations.accelerate import block
 
-None of them is needed for a loop of your own, and none is imported with `halfway`. Begin with `accelerate`, which is the
+None of them is needed for a loop of your own, and none is imported with `halfway`. Begin with `accelerate`, the
 shortest; modules with an underscore are shared.
 """
