@@ -69,7 +69,7 @@ def looks_at(name: str) -> str:
     method = methods.find(name)
     if method.before_epoch:
         return "nothing, not loaded"
-    return LOOKS_AT["outputs" if name == "rho" else method.selector({}).needs]
+    return LOOKS_AT[method.needs]
 
 
 def cells(row: Row | None) -> list[str]:

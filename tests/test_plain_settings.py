@@ -53,8 +53,11 @@ SETTINGS: dict[Any, dict[str, Any]] = {
     selectors.DensityPublic: {"num_centroids": 4, "dim": 3, "noise": 0.5, "beta": 0.25},
     selectors.Rotate: {"num_samples": N},
     selectors.LastLoss: {"temperature": 0.5, "num_samples": N},
-    selectors.Balanced: {"grid": 1, "dim": 3, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
-    selectors.Loss: {"pressure": 2.5, "target": 1},
+    selectors.LastLossHard: {"num_samples": N},
+    selectors.Balanced: {"grid": 1, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
+    selectors.BalancedRemembered: {"dim": 3, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
+    selectors.Loss: {"target": 1},
+    selectors.LossRank: {"pressure": 2.5, "target": 1},
     selectors.SelectiveBackprop: {"beta": 0.5, "history": 8, "target": 1},
     selectors.GradNorm: {"uniform": 0.25, "target": 1},
     selectors.DivBS: {"target": 1},
@@ -175,9 +178,6 @@ class Own(Selector):
 
     def __init__(self, strength: float = 1.0, steps: int = 3, free=None) -> None:  # type: ignore[no-untyped-def]
         self.strength, self.steps, self.free = strength, steps, free
-
-    def config(self) -> dict[str, Any]:
-        return vars(self)
 
 
 MISTAKES = {

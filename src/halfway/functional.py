@@ -19,12 +19,15 @@ from torch import Tensor
 
 BandwidthRule = Literal["silverman", "scott", "identity"]
 UpdateRule = Literal["convex", "as_printed"]
+NoiseScale = Literal["paper", "spread"]
 
 # A dimension in which all centroids agree has no spread to scale distances by. It gets a floor relative to the
 # other dimensions and to the centroids' own size; the absolute one only matters when every centroid is zero.
 _SPREAD_FLOOR = 1e-3
 _SIZE_FLOOR = 1e-6
 _ABSOLUTE_FLOOR = 1e-12
+# The interquartile range of a normal distribution, in standard deviations.
+_QUARTILES = 1.3489795
 # Far beyond any distance that could still be ranked, and small enough that sums of it stay finite in float32.
 _FARTHEST = 1e30
 
@@ -145,20 +148,39 @@ def mean_log_kernel(x: Tensor, centroids: Tensor, bandwidth_rule: BandwidthRule 
     return -0.5 * (square_BD.sum(1) + variance_D.log().sum() + D * math.log(2 * math.pi))
 
 
-def importance(log_f: Tensor, noise: float = 0.01, generator: torch.Generator | None = None) -> Tensor:
+def importance(
+    log_f: Tensor,
+    noise: float = 0.01,
+    generator: torch.Generator | None = None,
+    noise_scale: NoiseScale = "paper",
+) -> Tensor:
     """Log of the probability density importance (Eq. 2 and 3).
 
-    log I = -log( f + alpha * max f ) with alpha ~ U(0, noise), drawn **per sample**: one alpha for the whole batch
-    would add the same number to every density and could not reorder anything.
+    "paper": log I = -log( f + alpha * max f ) with alpha ~ U(0, noise), drawn **per sample**: one alpha for the whole
+    batch would add the same number to every density and could not reorder anything. Samples of a density below about
+    noise * max f are ranked by alpha alone, and how many these are depends on how far the log densities spread, which
+    grows with D.
+
+    "spread": -log f + noise * s * z with z ~ N(0, 1) per sample and s the interquartile range of the log densities of
+    the batch / 1.349, which is their standard deviation if they are normal. Shifting or stretching all log densities
+    changes no choice, so that the same noise has the same effect at any D.
 
     Args:
         log_f: (B,) log densities.
-        noise: the paper's b; 0 ranks by density alone.
+        noise: the paper's b, or the standard deviation of the noise relative to s; 0 ranks by density alone.
         generator: where the randomness comes from (on the device of `log_f`).
+        noise_scale: "paper" (default) or "spread".
 
     Returns:
         (B,), larger is more important.
     """
+    if noise_scale == "spread":
+        ordered, quarter = log_f.sort().values, (len(log_f) - 1) // 4
+        spread = (ordered[-1 - quarter] - ordered[quarter]) / _QUARTILES
+        z_B = torch.randn(log_f.shape, generator=generator, device=log_f.device, dtype=log_f.dtype)
+        return -log_f + noise * spread * z_B
+    if noise_scale != "paper":
+        raise ValueError(f"unknown noise scale {noise_scale!r}; choose 'paper' or 'spread'")
     alpha_B = noise * torch.rand(log_f.shape, generator=generator, device=log_f.device, dtype=log_f.dtype)
     return -torch.logaddexp(log_f, alpha_B.log() + log_f.max())
 

@@ -46,6 +46,31 @@ def plain_settings(init: Callable[_P, None]) -> Callable[_P, None]:
     return plain_init
 
 
+def recorded_settings(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates an `__init__`: what a new object was made with, defaults included, is in its `_settings`, by name. Of
+    the `__init__`s of a class and its bases the first one counts, which is that of the class itself."""
+
+    @functools.cache
+    def signature() -> inspect.Signature:
+        return inspect.signature(init)
+
+    @functools.wraps(init)
+    def recording(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        own: dict[str, Any] = vars(args[0])
+        if "_settings" not in own:
+            bound = signature().bind(*args, **kwargs)
+            bound.apply_defaults()
+            several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            own["_settings"] = {
+                name: value
+                for name, value in list(bound.arguments.items())[1:]
+                if signature().parameters[name].kind not in several
+            }
+        init(*args, **kwargs)
+
+    return recording
+
+
 def whole(name: str, value: Any) -> int:
     """`value` as an int; one that is no whole number is an error about `name`."""
     return _plain(name, value, {"int"})

@@ -45,6 +45,7 @@ class Stats:
     effective_ratio: pruned / seen, which is below `prune_ratio` when the schedule leaves epochs out or batches round.
     relative_flops: FLOPs spent relative to training on all samples, the probe included.
     recompute_reasons: why steps were recomputed instead of replayed, with their number.
+    diagnostics: what the selector says about its choices, see its card; empty for most. NaN: not known yet.
     """
 
     steps: int
@@ -58,9 +59,10 @@ class Stats:
     operations_replayed: int
     operations_computed: int
     recompute_reasons: dict[str, int]
+    diagnostics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, c: Counters) -> Stats:
+    def of(cls, c: Counters, diagnostics: dict[str, float] | None = None) -> Stats:
         return cls(
             steps=c.steps,
             pruned_steps=c.pruned_steps,
@@ -73,8 +75,9 @@ class Stats:
             operations_replayed=c.operations_replayed,
             operations_computed=c.operations_computed,
             recompute_reasons=dict(c.recomputed),
+            diagnostics=dict(diagnostics or {}),
         )
 
     def as_dict(self) -> dict[str, float]:
         """Flat numbers with stable names, for a logger."""
-        return {k: v for k, v in vars(self).items() if k != "recompute_reasons"}
+        return {k: v for k, v in vars(self).items() if k not in ("recompute_reasons", "diagnostics")}

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from halfway import ForwardBlocker, Schedule, Selection, Selector
-from halfway.selectors import Balanced, LastLoss, Rotate
+from halfway.selectors import BalancedRemembered, LastLoss, Rotate
 
 from ..helpers import processes
 
@@ -166,7 +166,7 @@ def test_balanced_does_not_insist_on_losses():
             model(blocker(*batch(), ids=ids)[0])
 
 
-@pytest.mark.parametrize("selector", ["rotate", "last_loss", Balanced("remembered")])
+@pytest.mark.parametrize("selector", ["rotate", "last_loss", BalancedRemembered()])
 def test_missing_ids_are_named(selector):
     blocker = ForwardBlocker(Net(), None, 0.5, selector=selector)
     with pytest.raises(ValueError, match=r"ids=ids.*WithIds"):
@@ -175,10 +175,10 @@ def test_missing_ids_are_named(selector):
 
 def test_a_compiled_model_does_not_show_what_enters_a_layer():
     with pytest.raises(TypeError, match="compiled"):
-        ForwardBlocker(torch.compile(Net()), None, 0.5, selector=Balanced("remembered"))
+        ForwardBlocker(torch.compile(Net()), None, 0.5, selector=BalancedRemembered())
 
 
-@pytest.mark.parametrize("make", [LastLoss, Rotate, lambda: Balanced("remembered")])
+@pytest.mark.parametrize("make", [LastLoss, Rotate, lambda: BalancedRemembered()])
 def test_what_is_remembered_survives_a_restart(make):
     """Trained on, saved, loaded into a new blocker: the same choices follow."""
     x, y = batch(8)
@@ -208,7 +208,7 @@ def _uneven(rank, name):
     """Rank 1 has fewer batches, and its last one is smaller."""
     torch.manual_seed(0)
     ddp = DistributedDataParallel(Net())
-    selector = Balanced("remembered") if name == "remembered" else name
+    selector = BalancedRemembered() if name == "remembered" else name
     blocker = ForwardBlocker(ddp, None, 0.5, selector=selector)
     optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
     sizes = [8, 8, 8, 8] if rank == 0 else [8, 6]

@@ -65,12 +65,14 @@ def batches() -> list[tuple[Tensor, Tensor, Tensor]]:
     return [(x[i : i + BATCH], ids[i : i + BATCH] % 3, ids[i : i + BATCH]) for i in range(0, N, BATCH)] * 2
 
 
-def made(name: str, remembered: bool = False) -> halfway.Selector:
+def made(name: str) -> halfway.Selector:
     if name == "rho":
         return SELECTORS[name](losses=torch.linspace(0, 1, N, device="cpu", dtype=torch.float32))
-    settings = {"density": {"num_centroids": 6}, "density_public": {"num_centroids": 6}}.get(name, {})
-    if remembered:
-        settings = {"features": "remembered", "dim": 4, "num_samples": N}
+    settings: dict[str, Any] = {
+        "density": {"num_centroids": 6},
+        "density_public": {"num_centroids": 6},
+        "balanced_remembered": {"dim": 4, "num_samples": N},
+    }.get(name, {})
     return SELECTORS[name](**settings)
 
 
@@ -106,10 +108,10 @@ def trained(selector: Callable[[], halfway.Selector], around: Callable[[], Any])
 
 
 @pytest.mark.parametrize("around", OTHERS)
-@pytest.mark.parametrize("name", [*SELECTORS, "balanced, remembered"])
+@pytest.mark.parametrize("name", SELECTORS)
 def test_every_selector_trains_as_without_a_default_device(name: str, around: str) -> None:
     def selector() -> halfway.Selector:
-        return made("balanced", True) if "," in name else made(name)
+        return made(name)
 
     assert equal(trained(selector, OTHERS[around]), trained(selector, contextlib.nullcontext))
 

@@ -399,7 +399,7 @@ def test_losses_come_back_with_their_ids() -> None:
 
 
 def test_remembered_features() -> None:
-    selector = halfway.selectors.SELECTORS["balanced"](features="remembered")
+    selector = halfway.selectors.SELECTORS["balanced_remembered"]()
     module, blocking = Reports(), ForwardBlocking(None, RATIO, ids=2, selector=selector)
     fit(module, blocking, data=DataLoader(halfway.WithIds(data()), batch_size=12))
     assert stats_of(blocking).relative_flops == pytest.approx(7 / 12)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 import halfway
 from halfway import ForwardBlocker, Schedule
-from halfway.selectors import SELECTORS, Balanced, Rho
+from halfway.selectors import SELECTORS, Balanced, BalancedRemembered, Rho
 from tests.helpers import processes
 from tests.helpers.matrix import SELECTOR_IN
 
@@ -362,7 +362,7 @@ def test_every_selector_runs(name: str, tmp_path: Path, feature) -> None:
     feature(f"{SELECTOR_IN}{GROUP}", name, stats)
 
 
-@pytest.mark.parametrize("selector", ["last_loss", Balanced("remembered"), Balanced(), "rotate"])
+@pytest.mark.parametrize("selector", ["last_loss", BalancedRemembered(), Balanced(), "rotate"])
 def test_losses_of_the_retained_samples_are_fed_back_by_id(selector: Any, tmp_path: Path, feature) -> None:
     class Fed(Blocked):
         def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -527,7 +527,7 @@ class Stop(TrainerCallback):
         control.should_training_stop = state.global_step == 5
 
 
-@pytest.mark.parametrize("selector", [halfway.Density(), Balanced("remembered")])
+@pytest.mark.parametrize("selector", [halfway.Density(), BalancedRemembered()])
 def test_stopped_and_resumed_is_bit_identical(selector: Any, tmp_path: Path, feature) -> None:
     # BERT, because transformers 5.22 does not load the encoder of a ViT when it resumes, with or without the mixin: it
     # saves the weights under the names of older versions, and reads them as they are.

@@ -13,8 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from halfway import ForwardBlocker, Schedule
-from halfway.selectors import Candidates
-from halfway.selectors.balanced import Balanced, classes_of, find_input_channel_dim, grid_means, projection
+from halfway.selectors import Balanced, BalancedRemembered, Candidates
+from halfway.selectors.balanced import classes_of, grid_means
+from halfway.selectors.balanced_remembered import projection
+from halfway.selectors.tools.channels import find_input_channel_dim
 from halfway.selectors.tools.pivotal import _round, _systematic, _without_ties, distances, pivotal, rounds, standardised
 from halfway.state import sample_memory as memories
 from halfway.state.ranks import Ranks
@@ -23,6 +25,8 @@ from ..helpers import processes
 from ..helpers.waiting import NoWaiting
 
 CPU = torch.device("cpu")
+# By where the features come from.
+SOURCES = {"cut": Balanced, "remembered": BalancedRemembered}
 
 
 def generator(seed=0):
@@ -420,7 +424,7 @@ def test_features_that_are_not_finite_prune_at_random_and_are_reported(bad):
 @pytest.mark.parametrize("features", ["cut", "remembered"])
 def test_the_last_known_loss_is_one_more_coordinate(features):
     size, ids = 16, torch.arange(16) + 4
-    selector, source = Balanced(features, num_samples=20), generator(0)
+    selector, source = SOURCES[features](num_samples=20), generator(0)
     x = torch.zeros(size, 3) if features == "cut" else None
     assert selector.wants_losses == "optional"
     pair = (torch.arange(size) % (size // 2)).float()
@@ -435,11 +439,11 @@ def test_the_last_known_loss_is_one_more_coordinate(features):
     assert not twins_split()  # the others' are unknown
     selector.observe(candidates(x, size=size, ids=ids), None, pair)
     assert twins_split()
-    other = Balanced(features, num_samples=20)
+    other = SOURCES[features](num_samples=20)
     other.load_state_dict(selector.state_dict())
     selector = other
     assert twins_split()
-    selector = Balanced(features, num_samples=20, use_loss=False)
+    selector = SOURCES[features](num_samples=20, use_loss=False)
     assert selector.wants_losses == "no"
     selector.observe(candidates(x, size=size, ids=ids), None, pair)
     assert not twins_split()
@@ -479,7 +483,7 @@ class Net(nn.Module):
 def test_what_was_noted_of_a_sample_decides_next_time():
     size, ids = 16, torch.randperm(100, generator=generator(1))[:16]
     x = randn(size // 2, 5).repeat(2, 1)
-    selector, source = Balanced("remembered"), generator(0)
+    selector, source = BalancedRemembered(), generator(0)
     assert (selector.needs, selector.wants_ids) == ("nothing", "required")
     selector.watches(Net())
 
@@ -501,7 +505,7 @@ def test_what_was_noted_of_a_sample_decides_next_time():
 
 
 def test_samples_of_which_nothing_is_remembered_are_average():
-    size, selector, source = 12, Balanced("remembered", dim=3), generator(0)
+    size, selector, source = 12, BalancedRemembered(dim=3), generator(0)
     selector.note(candidates(size=6, ids=torch.arange(6)), None, randn(6, 3) + 50)
     x = standardised(selector.state_dict()["features"], torch.ones(6, dtype=torch.bool))
     d = distances(torch.cat([x, torch.zeros(6, 3)]))
@@ -517,7 +521,7 @@ def test_samples_of_which_nothing_is_remembered_are_average():
 @pytest.mark.parametrize("width", [64, 65, 512])
 def test_the_projection_keeps_neighbours(width):
     x = randn(40, width).repeat(2, 1) + 0.1 * randn(80, width, seed=1)
-    selector = Balanced("remembered", num_samples=80)
+    selector = BalancedRemembered(num_samples=80)
     selector.note(candidates(size=80, ids=torch.arange(80)), None, x)
     found = selector.state_dict()["features"]
     assert found.shape == (80, 64)
@@ -546,7 +550,7 @@ def test_positions_are_averaged_where_the_layer_says():
         ({}, nn.Linear(5, 2), x.permute(0, 2, 3, 1).bfloat16().float()),
         ({"channel_dim": -1}, nn.Identity(), x.permute(0, 2, 3, 1)),
     ):
-        selector = Balanced("remembered", module="0", **settings)
+        selector = BalancedRemembered(module="0", **settings)
         selector.watches(nn.Sequential(layer))
         selector.note(candidates(size=6, ids=torch.arange(6)), None, watched)
         found = selector.state_dict()
@@ -558,17 +562,17 @@ def test_positions_are_averaged_where_the_layer_says():
 def test_the_watched_layer_is_found_by_name_or_is_the_last_linear_one():
     net = Net()
     assert Balanced().watches(net) is None
-    assert Balanced("remembered").watches(net) is net.head
-    assert Balanced("remembered", module="body.1").watches(net) is net.body[1]
-    assert Balanced("remembered").watches(net.head) is net.head  # a model that is a linear layer
+    assert BalancedRemembered().watches(net) is net.head
+    assert BalancedRemembered(module="body.1").watches(net) is net.body[1]
+    assert BalancedRemembered().watches(net.head) is net.head  # a model that is a linear layer
     with pytest.raises(ValueError, match=r"no module 'haed'.*'head'"):
-        Balanced("remembered", module="haed").watches(net)
+        BalancedRemembered(module="haed").watches(net)
     with pytest.raises(ValueError, match=r"does not end in a linear layer.*module="):
-        Balanced("remembered").watches(nn.Sequential(nn.Conv2d(3, 3, 3)))
+        BalancedRemembered().watches(nn.Sequential(nn.Conv2d(3, 3, 3)))
 
 
 def test_what_does_not_fit_names_the_layer_and_the_fix():
-    selector = Balanced("remembered", module="body")
+    selector = BalancedRemembered(module="body")
     selector.watches(Net())
     batch = candidates(size=4, ids=torch.arange(4))
     for watched in (torch.zeros(8, 3), torch.zeros(4)):
@@ -581,7 +585,7 @@ def test_what_does_not_fit_names_the_layer_and_the_fix():
 
 @pytest.mark.parametrize("dim", [2, 3, 5])
 def test_remembered_features_that_are_not_finite_are_unknown_and_reported(dim):
-    selector = Balanced("remembered", num_samples=4, dim=dim)
+    selector = BalancedRemembered(num_samples=4, dim=dim)
     selector.watches(Net())
     watched = torch.tensor([[1.0, 2.0, 1.0], [1.0, math.nan, 0.0], [math.inf, 0.0, 0.0]])
     selector.note(candidates(size=3, ids=torch.arange(3)), None, watched)
@@ -599,24 +603,24 @@ def test_remembered_features_that_are_not_finite_are_unknown_and_reported(dim):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("make", "words"),
     [
-        ({"features": "cuts"}, "unknown features 'cuts'"),
-        ({"grid": 0}, "at least 1"),
-        ({"features": "remembered", "dim": 0}, "at least 1"),
-        ({"num_samples": 0}, "at least 1"),
-        ({"module": "head"}, r"Balanced\('remembered', module='head'\)"),
+        (lambda: Balanced(grid=0), "at least 1"),
+        (lambda: BalancedRemembered(dim=0), "at least 1"),
+        (lambda: Balanced(num_samples=0), "at least 1"),
     ],
 )
-def test_wrong_settings_name_the_fix(settings, words):
+def test_wrong_settings_name_the_fix(make, words):
     with pytest.raises(ValueError, match=words):
-        Balanced(**settings)
+        make()
 
 
-@pytest.mark.parametrize("settings", [{}, {"features": "remembered"}, {"features": "remembered", "use_loss": False}])
+@pytest.mark.parametrize(
+    ("features", "settings"), [("cut", {}), ("remembered", {}), ("remembered", {"use_loss": False})]
+)
 @pytest.mark.parametrize("num_samples", [None, 12])
-def test_the_state_travels(settings, num_samples):
-    first, second = (Balanced(num_samples=num_samples, **settings) for _ in range(2))
+def test_the_state_travels(features, settings, num_samples):
+    first, second = (SOURCES[features](num_samples=num_samples, **settings) for _ in range(2))
     shapes = {k: getattr(v, "shape", None) for k, v in first.state_dict().items()}
     ids, x = torch.arange(12), randn(12, 80)
     first.watches(Net())
@@ -635,11 +639,11 @@ def test_the_state_travels(settings, num_samples):
         selector.note(candidates(size=12, ids=ids), None, x.flip(0))
     a, b = (s.select(candidates(x, ids=ids), 5).indices for s in (first, second))
     assert torch.equal(a, b)
-    if "features" in settings:
+    if features == "remembered":
         assert second.state_dict()["width"] == 80
         with pytest.raises(ValueError, match="now has 70 channels, and 80"):
             second.note(candidates(size=12, ids=ids), None, x[:, :70])
-        second.load_state_dict(Balanced(num_samples=num_samples, **settings).state_dict())  # a new beginning
+        second.load_state_dict(BalancedRemembered(num_samples=num_samples, **settings).state_dict())  # a new beginning
         second.note(candidates(size=12, ids=ids), None, x[:, :70])
         torch.testing.assert_close(second.state_dict()["features"], x[:, :70] @ projection(70, 64))
     assert first.config() == second.config()
@@ -647,7 +651,7 @@ def test_the_state_travels(settings, num_samples):
 
 
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
-    selector = Balanced("remembered", num_samples=5)
+    selector = BalancedRemembered(num_samples=5)
     selector.note(candidates(size=5, ids=torch.arange(5)), None, randn(5, 3))
     good = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in selector.state_dict().items()}
     for change in (
@@ -673,7 +677,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
 @pytest.mark.parametrize("features", ["cut", "remembered"])
 def test_no_step_waits_for_the_device(features, monkeypatch):
     monkeypatch.setattr(memories, "_on_host", lambda ids: False)
-    selector, ids, source = Balanced(features, num_samples=30), torch.arange(20), generator(0)
+    selector, ids, source = SOURCES[features](num_samples=30), torch.arange(20), generator(0)
     selector.watches(Net())
     x, losses, labels = randn(20, 70), torch.rand(20), torch.arange(20) % 3
     soft = F.one_hot(labels, 3).float()
@@ -697,7 +701,7 @@ def test_it_works_in_a_training_loop(features):
     torch.manual_seed(0)
     net, size = Net(), 20
     x, y, ids = torch.randn(size, 3, 6, 6), torch.arange(size) % 4, torch.arange(size)
-    selector = Balanced(features, num_samples=size)
+    selector = SOURCES[features](num_samples=size)
     at = "body" if features == "cut" else None
     blocker = ForwardBlocker(net, at, 0.5, selector=selector, schedule=Schedule(1, unit="step"))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -722,10 +726,10 @@ def test_it_works_in_a_training_loop(features):
 
 def remember(rank, steps):
     """Ranks with different numbers of batches share what they remember."""
-    ranks, selector = Ranks(), Balanced("remembered", dim=4)
+    ranks, selector = Ranks(), BalancedRemembered(dim=4)
     for step in range(4):
         if step >= steps[rank]:
-            selector.learn_nothing(ranks)
+            ranks.send_nothing()
             continue
         ids = torch.arange(4) + 4 * (2 * step + rank)
         batch = Candidates(4, generator(step), ids=ids, ranks=ranks)
@@ -752,7 +756,7 @@ def test_ranks_remember_the_same_bits():
 def train(rank):
     torch.manual_seed(0)
     model = DistributedDataParallel(Net())
-    selector = Balanced("remembered", num_samples=40)
+    selector = BalancedRemembered(num_samples=40)
     blocker = ForwardBlocker(model, None, 0.4, selector=selector, timeout=20)
     for step in range(3):
         ids = torch.arange(10) + 20 * (step % 2) + 10 * rank

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from halfway import ForwardBlocker, Schedule
-from halfway.selectors import Candidates, Loss
+from halfway.selectors import Candidates, Loss, LossRank
 from halfway.selectors.divbs import DivBS, greedy, inner_products
 from halfway.selectors.grad_norm import GradNorm
 from halfway.selectors.rho import Rho
@@ -158,7 +158,7 @@ def test_loss_retains_the_largest_losses():
 
 def test_loss_by_rank_draws_with_the_probabilities_it_states():
     losses = torch.tensor([2.0, 0.3, 5.0, 0.1, 1.0])
-    selector, source, draws = Loss("rank", pressure=20, loss_fn=as_losses), generator(3), 2500
+    selector, source, draws = LossRank(pressure=20, loss_fn=as_losses), generator(3), 2500
     share = torch.tensor([math.exp(-math.log(20) * i / 5) for i in range(5)])  # of the i-th largest
     expected = (share / share.sum())[[1, 3, 0, 4, 2]].tolist()
     counts = torch.zeros(5)
@@ -293,7 +293,7 @@ def _learn_together(rank):
             rows = selector.select(now, 1).indices if step else None
             selector.learn(now, rows)
         else:
-            selector.learn_nothing(ranks)
+            ranks.send_nothing()
         states.append(selector.state_dict()["losses"])
     return states
 
@@ -407,6 +407,37 @@ def naive_greedy(g, count):
         residual = residual - (residual @ e) * e
         rows.append(best)
     return rows
+
+
+def test_a_pick_that_is_drawn_follows_the_projections_step_by_step():
+    g = torch.randn(7, 3, generator=generator(4), dtype=torch.float64)
+    gram, source, draws = g @ g.T, generator(5), 4000
+    first, second = torch.zeros(7), torch.zeros(7)
+    for _ in range(draws):
+        rows = greedy(gram, 2, source, "drawn").tolist()
+        assert len(set(rows)) == 2
+        first[rows[0]] += 1
+        if rows[0] == int((g @ g.mean(0)).abs().argmax()):
+            second[rows[1]] += 1
+    towards = (g @ g.mean(0)).abs()
+    for count, share in zip(first.tolist(), (towards / towards.sum()).tolist(), strict=True):
+        assert within(count / draws, share, draws)
+    # Given the first, the second is drawn by what is left of the mean.
+    e = g[int(towards.argmax())] / g[int(towards.argmax())].norm()
+    left = (g @ (g.mean(0) - (g.mean(0) @ e) * e)).abs()
+    left[int(towards.argmax())] = 0.0
+    given = int(second.sum())
+    for count, share in zip(second.tolist(), (left / left.sum()).tolist(), strict=True):
+        assert within(count / given, share, given)
+
+
+def test_drawn_and_largest_differ_and_an_unknown_pick_is_named():
+    g = torch.randn(32, 40, generator=generator(6), dtype=torch.float64)
+    largest = set(greedy(g @ g.T, 16, generator(0)).tolist())
+    common = [len(largest & set(greedy(g @ g.T, 16, generator(i), "drawn").tolist())) / 16 for i in range(20)]
+    assert 0.5 < sum(common) / 20 < 0.9
+    with pytest.raises(ValueError, match=r"unknown pick 'best'; choose one of \('largest', 'drawn'\)"):
+        DivBS("best")
 
 
 def weight_gradients(layer, h, targets, behind=lambda y: y):
@@ -677,14 +708,14 @@ def test_uncertainty_needs_no_targets_but_classes():
 
 EVERYBODY = {
     "loss": Loss,
-    "loss, rank": lambda: Loss("rank"),
+    "loss_rank": LossRank,
     "selective_backprop": lambda: SelectiveBackprop(history=32),
     "grad_norm": GradNorm,
     "divbs": DivBS,
     "rho": lambda: Rho(torch.linspace(0, 1, 20)),
     **{f"uncertainty, {measure}": lambda measure=measure: Uncertainty(measure) for measure in MEASURES},
 }
-DETERMINISTIC = [name for name in EVERYBODY if name not in ("loss, rank", "selective_backprop", "grad_norm")]
+DETERMINISTIC = [name for name in EVERYBODY if name not in ("loss_rank", "selective_backprop", "grad_norm")]
 
 
 def full_batch(seed=0, size=20, order=None, **changes):

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from halfway import ForwardBlocker, Schedule
 from halfway import functional as PF
-from halfway.selectors import Candidates, Density, DensityPublic, LastLoss, Random, Rotate
+from halfway.selectors import Candidates, Density, DensityPublic, LastLoss, LastLossHard, Random, Rotate
 from halfway.selectors.tools.draw import gumbel
 from halfway.state import sample_memory as memories
 from halfway.state.ranks import Ranks
@@ -126,9 +126,9 @@ def test_chance_never_makes_up_for_an_offer(monkeypatch):
 # ------------------------------------------------------------------------------------------------------ last loss
 
 
-def knowing(losses, **settings):
+def knowing(losses, make=LastLoss, **settings):
     """A selector that has seen these losses; NaN: not yet."""
-    selector = LastLoss(**settings)
+    selector = make(**settings)
     losses = torch.tensor(losses)
     known = (~losses.isnan()).nonzero().squeeze(1)
     selector.observe(candidates(torch.arange(len(losses))), known, losses[known])
@@ -165,7 +165,7 @@ NAN = math.nan
 
 def test_hard_retains_the_largest_last_losses():
     losses = torch.rand(20, generator=generator(3)).tolist()
-    selector = knowing(losses, mode="hard")
+    selector = knowing(losses, LastLossHard)
     assert (selector.needs, selector.wants_ids, selector.wants_losses) == ("nothing", "required", "required")
     ids = torch.randperm(20, generator=generator(4))
     for seed in range(5):
@@ -182,12 +182,12 @@ def test_hard_retains_the_largest_last_losses():
 
 
 def test_hard_takes_the_unknown_for_average_and_draws_among_equals():
-    selector, source = knowing([1.0, 9.0, NAN, 2.0, NAN, NAN, 4.1], mode="hard"), generator(0)
+    selector, source = knowing([1.0, 9.0, NAN, 2.0, NAN, NAN, 4.1], LastLossHard), generator(0)
     alone, _ = frequencies(selector, torch.arange(7), 3, 600, source)  # the mean is 4.025
     assert alone[[1, 6]].tolist() == [1, 1]
     assert alone[[0, 3]].tolist() == [0, 0]
     assert all(within(f, 1 / 3, 600) for f in alone[[2, 4, 5]].tolist())
-    equal = knowing([2.0, 0.0, 0.0, 0.0, 0.0], mode="hard")
+    equal = knowing([2.0, 0.0, 0.0, 0.0, 0.0], LastLossHard)
     alone, _ = frequencies(equal, torch.arange(5), 3, 600, source)
     assert alone[0] == 1
     assert all(within(f, 1 / 2, 600) for f in alone[1:].tolist())
@@ -197,7 +197,7 @@ def test_hard_tells_neighbouring_numbers_apart():
     one = torch.tensor(1.0)
     up = torch.nextafter(one, torch.tensor(2.0)).item()
     losses = [1.0, up, 0.0, 1e-44, 3e-44, -1.0, -up, 1e30]
-    selector = knowing(losses, mode="hard")
+    selector = knowing(losses, LastLossHard)
     order = sorted(range(8), key=lambda i: -losses[i])
     for seed in range(20):
         for count in range(1, 8):
@@ -231,10 +231,10 @@ def test_a_small_temperature_is_hard_and_a_large_one_random():
     assert all(within(f, 0.5, 1000) for f in alone.tolist())
 
 
-@pytest.mark.parametrize("mode", ["soft", "hard"])
+@pytest.mark.parametrize("make", [LastLoss, LastLossHard])
 @pytest.mark.parametrize("losses", [[NAN] * 6, [0.7] * 6, [0.0] * 6, [-1.0] * 6, [NAN, NAN, 3.0, NAN, NAN, NAN]])
-def test_where_nobody_stands_out_everybody_is_equally_likely(mode, losses):
-    alone, _ = frequencies(knowing(losses, mode=mode), torch.arange(6), 2, 800, generator(0))
+def test_where_nobody_stands_out_everybody_is_equally_likely(make, losses):
+    alone, _ = frequencies(knowing(losses, make), torch.arange(6), 2, 800, generator(0))
     assert all(within(f, 1 / 3, 800) for f in alone.tolist())
 
 
@@ -255,9 +255,9 @@ def test_losses_of_zero_and_below_are_small_and_not_infinitely_so():
     assert found.tolist() == pytest.approx(scores([1.0, 2.0, 1e-6 * 6 / 5, 0.01, 2.99]), rel=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["soft", "hard"])
-def test_losses_that_are_not_finite_are_unknown_and_reported(mode):
-    selector = LastLoss(mode)
+@pytest.mark.parametrize("make", [LastLoss, LastLossHard])
+def test_losses_that_are_not_finite_are_unknown_and_reported(make):
+    selector = make()
     ids = torch.arange(4)
     selector.observe(candidates(ids), None, torch.tensor([1.0, NAN, math.inf, 2.0]))
     assert selector.state_dict()["losses"].squeeze(1).isnan().tolist() == [False, True, True, False]
@@ -270,7 +270,6 @@ def test_losses_that_are_not_finite_are_unknown_and_reported(mode):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "warm"}, "unknown mode 'warm'"),
         ({"temperature": 0}, "must be positive"),
         ({"temperature": NAN}, "must be positive"),
         ({"temperature": math.inf}, "must be positive"),
@@ -291,7 +290,7 @@ def teach(selector, batch, retained, losses):
 
 
 @pytest.mark.parametrize("num_samples", [None, 12])
-@pytest.mark.parametrize("make", [Rotate, LastLoss])
+@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard])
 def test_the_state_travels(make, num_samples):
     first, second = make(num_samples=num_samples), make(num_samples=num_samples)
     shapes = {k: v.shape for k, v in first.state_dict().items()}
@@ -306,10 +305,10 @@ def test_the_state_travels(make, num_samples):
     assert torch.equal(a.importance, b.importance)
     assert first.config() == second.config()
     assert first.config()["num_samples"] == num_samples
-    assert LastLoss("hard").config() != LastLoss("soft").config() != LastLoss(temperature=2.0).config()
+    assert LastLoss().config() != LastLoss(temperature=2.0).config()
 
 
-@pytest.mark.parametrize("make", [Rotate, LastLoss])
+@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard])
 def test_a_state_that_does_not_fit_is_refused(make):
     selector = make(num_samples=4)
     key = next(iter(selector.state_dict()))
@@ -320,13 +319,13 @@ def test_a_state_that_does_not_fit_is_refused(make):
         selector.load_state_dict({key: torch.zeros(5, 1)})
 
 
-@pytest.mark.parametrize("make", [Rotate, LastLoss])
+@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard])
 def test_an_id_out_of_range_is_named_at_once(make):
     with pytest.raises(ValueError, match="the id 4"):
         make(num_samples=4).select(candidates(torch.tensor([0, 4])), 1)
 
 
-@pytest.mark.parametrize("make", [Rotate, LastLoss])
+@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard])
 def test_an_id_out_of_range_on_the_device_is_reported_by_check(make, monkeypatch):
     monkeypatch.setattr(memories, "_on_host", lambda ids: False)
     selector = make(num_samples=4)
@@ -337,7 +336,7 @@ def test_an_id_out_of_range_on_the_device_is_reported_by_check(make, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "selector", [Rotate(30), LastLoss("soft", num_samples=30), LastLoss("hard", num_samples=30), DensityPublic(8)]
+    "selector", [Rotate(30), LastLoss(num_samples=30), LastLossHard(30), Density(8), DensityPublic(8)]
 )
 def test_no_step_waits_for_the_device(selector, monkeypatch):
     monkeypatch.setattr(memories, "_on_host", lambda ids: False)
@@ -391,11 +390,11 @@ def test_they_work_in_a_training_loop_by_name(name):
 
 def remember(rank, name, steps):
     """Ranks with batches of different sizes, and different numbers of them, share what they remember."""
-    ranks, selector = Ranks(), Rotate() if name == "rotate" else LastLoss("hard")
+    ranks, selector = Ranks(), Rotate() if name == "rotate" else LastLossHard()
     told = []
     for step in range(4):
         if step >= steps[rank]:
-            selector.learn_nothing(ranks)
+            ranks.send_nothing()
             continue
         size = 6 - rank
         ids = (torch.arange(size) + 6 * rank) if step != 2 else (torch.arange(size) + 6 - 6 * rank)  # they swap

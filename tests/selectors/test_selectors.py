@@ -6,7 +6,7 @@ from torch import nn
 
 from halfway import Density, ForwardBlocker, Random, Schedule, Selection, Selector
 from halfway.selectors import SELECTORS, Candidates, make
-from halfway.selectors.density import find_channel_dim
+from halfway.selectors.tools.channels import find_channel_dim
 
 
 class Net(nn.Module):

@@ -190,7 +190,7 @@ def remember(rank, num_samples, sizes):
     for step in range(4):
         source = torch.Generator().manual_seed(100 * step + rank)
         if rank == 1 and step == 3:
-            memory.write_nothing(ranks)
+            assert ranks.send_nothing()
         else:
             size = sizes[rank] - (step == 2)  # a last, smaller batch
             ids = torch.randint(20, (size,), generator=source)
@@ -224,7 +224,7 @@ def meet(rank):
     first = memory.read(torch.tensor([5])).item()
     memory.write(torch.tensor([4, 4] if rank == 0 else []).long(), torch.arange(2.0)[: 2 - 2 * rank], ranks, 8)
     second = memory.read(torch.tensor([4, 5])).squeeze(1).tolist()
-    memory.write_nothing(ranks)
+    assert ranks.send_nothing()
     unused = memory.values[:4].isnan().all().item()
     try:
         memory.write(torch.tensor([2 if rank == 0 else 10]), torch.ones(1), ranks, 8)
@@ -244,13 +244,10 @@ def test_free_rows_of_a_message_change_nothing_and_errors_reach_all_ranks():
 
 def never(rank):
     ranks, memory = Ranks(timeout=5), SampleMemory()
-    memory.write_nothing(ranks, optional=True)  # nobody writes: nobody waits
-    try:
-        memory.write_nothing(ranks)
-    except RuntimeError as error:
-        return str(error)
+    waited = ranks.send_nothing()  # nothing was ever written: nothing waits
+    return waited, len(memory)
 
 
-def test_a_rank_without_any_batch_is_told():
-    assert all("no batch at all" in said for said in processes.run(2, never))
-    SampleMemory().write_nothing(Ranks())
+def test_what_never_wrote_sends_nothing_for_a_rank_without_batches():
+    assert processes.run(2, never) == [(False, 0), (False, 0)]
+    assert not Ranks().send_nothing()

@@ -22,6 +22,7 @@ from ..functional import retained_count
 from ..modules import find_layer, group_of, suggest, unwrap
 from ..schedule import Schedule, check_schedule
 from ..selectors import Candidates, Selection, Selector
+from ..selectors.earlier import config_today
 from ..settings import as_json, plain_settings, refuse_another, share, whole
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
@@ -306,7 +307,7 @@ class ForwardBlocker(Joinable):
     def stats(self) -> Stats:
         """What blocking has done so far. Waits for the device; raises what went wrong there."""
         self._check()
-        return Stats.of(self._counters)
+        return Stats.of(self._counters, self.selector.diagnostics())
 
     def explain(self) -> str:
         """A table of the operations before the cut: replayed, or computed, and why. Of the last pruned step."""
@@ -348,10 +349,11 @@ class ForwardBlocker(Joinable):
             raise ValueError(f"this is not the state_dict of a ForwardBlocker, which has {sorted(_STATE)}")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
-        refuse_another(state["config"], self._config(), "ForwardBlocker")
+        refuse_another(config_today(state["config"]), self._config(), "ForwardBlocker")
         autocast = autocast_from_words(state["autocast"])
         Counters().load_state_dict(state["counters"])
         self.selector.load_state_dict(state["selector"])
+        self._ranks.forget_senders()
         # From here on nothing can fail: all of it was read once.
         self._counters.load_state_dict(state["counters"])
         if self._engine is not None:
@@ -424,9 +426,15 @@ class _Shadow(JoinHook):
         self._blocker = blocker
 
     def main_hook(self) -> None:
+        blocker = self._blocker
         # Also counted, so that a schedule in steps means the same steps everywhere.
-        self._blocker._counters.steps += 1
-        self._blocker.selector.learn_nothing(self._blocker._ranks)
+        blocker._counters.steps += 1
+        sent = blocker._ranks.send_nothing()
+        if not sent and not blocker._validated and blocker._ranks.size > 1 and _learns(blocker.selector):
+            raise RuntimeError(
+                "this rank has no batch at all, so it cannot take part in what the others learn; give every rank at "
+                "least one batch"
+            )
 
     def post_hook(self, is_last_joiner: bool) -> None:
         # Join itself leaves its configuration behind.
@@ -449,3 +457,9 @@ def _select(selector: Selector, candidates: Candidates, count: int) -> Selection
 def _learn(selector: Selector, candidates: Candidates, retained: Tensor | None) -> None:
     with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
         selector.learn(candidates, retained)
+
+
+def _learns(selector: Selector) -> bool:
+    """Whether it learns in every step, whatever the user reports."""
+    kind = type(selector)
+    return kind.learn is not Selector.learn or kind.note is not Selector.note

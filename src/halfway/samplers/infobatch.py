@@ -43,8 +43,10 @@ class InfoBatch(EpochSampler):
         - A mean over a batch then is 1 / (1 - effective ratio) times what it is in full training: fewer steps, each of
           them larger. The authors leave it so, and so do we.
         - High r makes large weights (r = 0.7: 3.3), which the PFB paper suspects to hurt.
-        - Losses are as old as the sample's last visit. A sample nobody has seen is never a candidate, so the first
-          epoch prunes nothing.
+        - Losses are as old as the sample's last visit. A sample without one is never a candidate, so the first epoch
+          prunes nothing.
+        - The authors' package retains at least a tenth of the candidates, whatever is asked for, so that no weight
+          exceeds 10; here r is what it is, and at r = 0.99 a weight is 100.
         - The authors' code prunes an exact share of the candidates; "mean" and q toss a coin for each.
     """
 

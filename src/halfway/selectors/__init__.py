@@ -1,17 +1,24 @@
-"""Selectors by name. A new one is a file beside this one and a line in `SELECTORS`."""
+"""Selectors by name: they decide within the batch. A new one is a file beside this one and a line in `SELECTORS`.
+
+`base` says what a selector is, and is the place to begin reading; `tools` has what several of them use, and no
+selector. `earlier` reads states and settings of earlier versions.
+"""
 
 from __future__ import annotations
 
 import difflib
 
 from .balanced import Balanced
-from .base import Candidates, Ranking, Selection, Selector
+from .balanced_remembered import BalancedRemembered
+from .base import Candidates, OutputRanking, Ranking, Selection, Selector
 from .density import Density
 from .density_public import DensityPublic
 from .divbs import DivBS
 from .grad_norm import GradNorm
 from .last_loss import LastLoss
+from .last_loss_hard import LastLossHard
 from .loss import Loss
+from .loss_rank import LossRank
 from .random import Random
 from .rho import Rho
 from .rotate import Rotate
@@ -21,15 +28,19 @@ from .uncertainty import Uncertainty
 SELECTORS: dict[str, type[Selector]] = {
     selector.name: selector
     for selector in (
+        # Decided at the cut.
         Density,
         DensityPublic,
+        Balanced,
         # Decided before the model runs.
         Random,
         Rotate,
         LastLoss,
-        Balanced,
+        LastLossHard,
+        BalancedRemembered,
         # Decided from the model's outputs.
         Loss,
+        LossRank,
         SelectiveBackprop,
         GradNorm,
         DivBS,
@@ -57,13 +68,17 @@ def make(selector: str | Selector) -> Selector:
 __all__ = [
     "SELECTORS",
     "Balanced",
+    "BalancedRemembered",
     "Candidates",
     "Density",
     "DensityPublic",
     "DivBS",
     "GradNorm",
     "LastLoss",
+    "LastLossHard",
     "Loss",
+    "LossRank",
+    "OutputRanking",
     "Random",
     "Ranking",
     "Rho",

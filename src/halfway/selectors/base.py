@@ -2,20 +2,30 @@
 
 It says what it needs to see (`needs`), chooses (`select`) and may learn once the choice is made: from the choice
 (`learn`), from the losses the user reports (`observe`), from what passes through a layer (`note`). Everything else,
-from running the shallow layers to cutting the batch, is the blocker's business.
+from running the shallow layers to cutting the batch, is the blocker's business; settings, state and what several
+processes have to agree on come with the base classes and with `SampleMemory`.
+
+Where to begin: `Ranking` for a score per sample, `OutputRanking` for one that is computed from the model's outputs,
+`Selector` for rows that are chosen jointly.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .. import functional as PF
-from ..settings import plain_settings
+from ..settings import plain_settings, recorded_settings
+from ..state.flags import StickyFlag
 from ..state.ranks import ALONE, Ranks
+from ..state.sample_memory import SampleMemory
+from .tools.losses import LossFunction, cross_entropy, per_sample
+
+_Memory = TypeVar("_Memory", bound=SampleMemory)
 
 
 @dataclass(frozen=True)
@@ -55,16 +65,31 @@ class Candidates:
     targets: Any = None
     watched: Tensor | None = None
 
+    @property
+    def required_ids(self) -> Tensor:
+        """(B,), for a selector that requires them."""
+        assert self.ids is not None, "the blocker passes ids to a selector that requires them"
+        return self.ids
+
+    @property
+    def required_features(self) -> Tensor:
+        """(B, ...), for a selector that needs them."""
+        assert self.features is not None, "the blocker passes features to a selector that needs them"
+        return self.features
+
 
 Wish = Literal["no", "optional", "required"]
 
 
 class Selector:
-    """Base class. A subclass sets `name` and `needs` and implements `select`.
+    """Base class. A subclass sets `name` and `needs` and implements `select`, and, if it learns, one method for each
+    thing that it learns from: `learn`, `observe`, `note`.
 
     Attributes:
+        name: what users call it.
         needs: what must have run before the choice. "nothing": the batch is cut before the model runs. "features": the
             shallow layers run on all samples. "outputs": the whole forward pass does, and only the backward is saved.
+            It belongs to the class: what a method costs is known before one is made.
         wants_ids, wants_targets, wants_losses: whether it looks at them, and whether it can do without. Losses are
             those of `blocker.observe(losses)`.
         target: which part of the batch holds the targets: a position or a name; None: the second part, or the first
@@ -72,7 +97,7 @@ class Selector:
     """
 
     name: ClassVar[str]
-    needs: Literal["nothing", "features", "outputs"] = "nothing"
+    needs: ClassVar[Literal["nothing", "features", "outputs"]] = "nothing"
     wants_ids: Wish = "no"
     wants_targets: Wish = "no"
     wants_losses: Wish = "no"
@@ -81,7 +106,7 @@ class Selector:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = plain_settings(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = plain_settings(recorded_settings(cls.__init__))  # type: ignore[method-assign]
 
     def bind(self, layer_name: str, layer: nn.Module) -> None:
         """Told once, by the blocker, where the features will come from."""
@@ -98,8 +123,10 @@ class Selector:
         """Choose exactly `count` of the candidates."""
         raise NotImplementedError
 
+    # ----------------------------------------------------- what it may learn from
+
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
-        """Called after each training batch with the retained rows (S,), or None when all of them stayed.
+        """The choice: called after each training batch with the retained rows (S,), or None when all of them stayed.
 
         What is learned must be the same on all of `candidates.ranks`.
         """
@@ -110,22 +137,46 @@ class Selector:
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
         """The losses (S,) of the retained rows, as the user's `blocker.observe(losses)` reports them."""
 
-    def learn_nothing(self, ranks: Ranks) -> None:
-        """Stands for `learn`, `note` and `observe` on a rank that has no batches left: the others would wait for it."""
+    def remember(self, name: str, memory: _Memory) -> _Memory:
+        """In `__init__`: make a memory part of the state, as `name`, and of `check`. Returns the memory."""
+        self._memories[name] = memory
+        return memory
+
+    # ------------------------------------------------------- what comes by itself
+
+    def config(self) -> dict[str, Any]:
+        """The settings, as plain values: a state is only loaded into the same ones. By default what the constructor was
+        called with; of a function its name."""
+        settings: dict[str, Any] = vars(self).get("_settings", {})
+        return {name: _named(value) if callable(value) else value for name, value in settings.items()}
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers about the choices so far, for `stats`: always the same names. May wait for the device."""
+        return {}
 
     def check(self) -> None:
         """Raise what went wrong on the device since the last check. May wait for the device."""
-
-    def config(self) -> dict[str, Any]:
-        """The settings, as plain values: a state is only loaded into the same ones."""
-        return {}
+        for memory in self._memories.values():
+            memory.check()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned, as tensors and plain values."""
-        return {}
+        """What was learned, as tensors and plain values. Of always the same shapes, if the number of samples is known:
+        checkpoints are often loaded in place."""
+        return {name: memory.values for name, memory in self._memories.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave; of a state that does not fit nothing."""
+        mine = sorted(self.state_dict())
+        if sorted(state) != mine:
+            raise ValueError(f"the state of the selector {self.name!r} has {mine}, this one has {sorted(state)}")
+        for name, memory in self._memories.items():  # as a whole, before anything is taken over
+            memory.checked({"values": state[name]})
+        for name, memory in self._memories.items():
+            memory.load_state_dict({"values": state[name]})
+
+    @cached_property  # and not made in a constructor, which a subclass may forget to call
+    def _memories(self) -> dict[str, SampleMemory]:
+        return {}
 
 
 class Ranking(Selector):
@@ -134,9 +185,6 @@ class Ranking(Selector):
     In a step where an importance is not finite all samples are drawn at random, and `check` raises; nothing waits for
     the device meanwhile.
     """
-
-    def __init__(self) -> None:
-        self._not_finite: Tensor | None = None
 
     def importance(self, candidates: Candidates) -> Tensor:
         """(B,), larger is more important."""
@@ -150,17 +198,48 @@ class Ranking(Selector):
         """(B,) as they are; uniform random numbers for all samples if a single value is not finite."""
         chance_B = torch.rand(candidates.size, generator=candidates.generator, device=candidates.generator.device)
         finite = values_B.isfinite().all()
-        self._not_finite = ~finite if self._not_finite is None else self._not_finite | ~finite
+        self._not_finite.note(~finite)
         return torch.where(finite, values_B, chance_B.to(values_B))
 
     def check(self) -> None:
-        found, self._not_finite = self._not_finite, None
-        if found is not None and found:
+        super().check()
+        if self._not_finite.take():
             raise FloatingPointError(
                 f"the selector {self.name!r} met losses or outputs that are not finite (NaN or infinite). Such steps "
                 "prune at random; the training itself has probably diverged: lower the learning rate, clip gradients, "
                 "or check the inputs"
             )
+
+    @cached_property
+    def _not_finite(self) -> StickyFlag:
+        return StickyFlag()
+
+
+class OutputRanking(Ranking):
+    """Ranks by something computed from the model's outputs and the targets.
+
+    Such a selector pays the forward pass of all samples: at p pruned a step costs (1 - p) + p F/T with F the *whole*
+    forward, about a third of a training step T. Only the backward pass of the pruned samples is saved.
+
+    Args:
+        loss_fn: loss_fn(outputs, targets) -> (B,), one loss per sample; None: cross-entropy, in segmentation the mean
+            over an image's labelled pixels.
+        target: which part of the batch holds the targets, see `Selector`.
+    """
+
+    needs = "outputs"
+    wants_targets = "required"
+
+    def __init__(self, loss_fn: LossFunction | None = None, target: int | str | None = None) -> None:
+        self.loss_fn = loss_fn
+        self.target = target
+
+    def losses(self, candidates: Candidates) -> Tensor:
+        """(B,) float32, one loss per sample."""
+        if self.loss_fn is None:
+            return cross_entropy(candidates.outputs, candidates.targets).float()
+        found = self.loss_fn(candidates.outputs, candidates.targets)
+        return per_sample(found, candidates.size, "what loss_fn returns").float()
 
 
 def retained_rows(values: Tensor, retained: Tensor | None) -> Tensor:
@@ -173,3 +252,7 @@ def random_rows(candidates: Candidates, count: int) -> Selection:
     generator = candidates.generator
     order = torch.randperm(candidates.size, generator=generator, device=generator.device)
     return Selection(order[:count].sort().values)
+
+
+def _named(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

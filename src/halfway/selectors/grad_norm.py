@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .base import Candidates, Selection
-from .outputs import OutputRanking
+from .base import Candidates, OutputRanking, Selection
 from .tools.draw import inclusion_probabilities, systematic
 from .tools.losses import LossFunction, logit_gradients
 
@@ -25,7 +22,7 @@ class GradNorm(OutputRanking):
         2018. Theirs draws with replacement, from a larger batch drawn for the purpose, and only once a running
         estimate of the variance says that it pays; ours draws each sample at most once (systematic sampling), from
         the batch there is, always.
-    Cost: the forward pass of all samples, see `selectors/outputs.py`.
+    Cost: the forward pass of all samples, see `OutputRanking`.
     Caveats: without the weights, `(losses * blocker.last.weights).mean()`, this is not importance sampling but a
         preference for large gradients. Steps that prune nothing have `blocker.last` None.
 
@@ -59,6 +56,3 @@ class GradNorm(OutputRanking):
         rows_S = systematic(pi_B, count, candidates.generator)
         weights_S = count / (candidates.size * pi_B.index_select(0, rows_S))
         return Selection(rows_S, norms_B.float(), weights_S.float())
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "uniform": self.uniform}

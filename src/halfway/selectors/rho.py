@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..state.sample_memory import SampleMemory
-from .base import Candidates
-from .outputs import OutputRanking
+from .base import Candidates, OutputRanking
 from .tools.losses import LossFunction
 
 _HOW_TO = "`halfway train RECIPE --method full data.holdout=true --save-losses FILE` writes such a file"
@@ -24,8 +23,9 @@ class Rho(OutputRanking):
         learnt, and is not yet.
     Source: Mindermann et al., "Prioritized Training on Points that are Learnable, Worth Learning, and Not Yet Learnt",
         ICML 2022. Theirs takes 10 % of a large batch drawn for the purpose; ours the share of the batch that is not
-        pruned.
-    Cost: the forward pass of all samples, see `selectors/outputs.py`, and the other model's training, once.
+        pruned. Theirs takes the irreducible losses from the checkpoint with the lowest validation loss;
+        `halfway train --save-losses` from the last one.
+    Cost: the forward pass of all samples, see `OutputRanking`, and the other model's training, once.
     Caveats: needs ids. A sample has one irreducible loss, however it is augmented. Losses of a model that was trained
         on the very samples are not irreducible but next to 0, and this is then `Loss`.
 
@@ -58,9 +58,8 @@ class Rho(OutputRanking):
 
     def importance(self, candidates: Candidates) -> Tensor:
         losses_B = self.losses(candidates)
-        assert candidates.ids is not None, "the blocker passes ids to a selector that requires them"
         try:
-            irreducible_B = self._irreducible.read(candidates.ids, losses_B.device).squeeze(1)
+            irreducible_B = self._irreducible.read(candidates.required_ids, losses_B.device).squeeze(1)
         except ValueError as error:
             raise ValueError(self._too_few()) from error
         return losses_B - irreducible_B

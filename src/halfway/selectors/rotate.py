@@ -1,13 +1,10 @@
-"""Random without repetition: whoever has waited longest goes first."""
+"""Random without repetition: the sample that has waited longest goes first."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..state.ranks import Ranks
 from ..state.sample_memory import SampleMemory
 from .base import Candidates, Ranking
 
@@ -33,8 +30,7 @@ class Rotate(Ranking):
     wants_ids = "required"
 
     def __init__(self, num_samples: int | None = None) -> None:
-        super().__init__()
-        self._waited = SampleMemory(1, num_samples, unknown=0.0)
+        self._waited = self.remember("waited", SampleMemory(1, num_samples, unknown=0.0))
 
     def importance(self, candidates: Candidates) -> Tensor:
         generator = candidates.generator
@@ -43,27 +39,9 @@ class Rotate(Ranking):
         return self._waiting(candidates).to(torch.float64) + chance_B
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
-        assert candidates.ids is not None, "the blocker passes ids to a selector that requires them"
         waited_B = self._waiting(candidates) + 1
         waited_B = torch.zeros_like(waited_B) if retained is None else waited_B.index_fill(0, retained, 0.0)
-        self._waited.write(candidates.ids, waited_B, candidates.ranks, candidates.size)
-
-    def learn_nothing(self, ranks: Ranks) -> None:
-        self._waited.write_nothing(ranks)
-
-    def check(self) -> None:
-        self._waited.check()
-        super().check()
-
-    def config(self) -> dict[str, Any]:
-        return {"num_samples": self._waited.num_samples}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"waited": self._waited.values}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._waited.load_state_dict({"values": state.get("waited")})
+        self._waited.write(candidates.required_ids, waited_B, candidates.ranks, candidates.size)
 
     def _waiting(self, candidates: Candidates) -> Tensor:
-        assert candidates.ids is not None, "the blocker passes ids to a selector that requires them"
-        return self._waited.read(candidates.ids, candidates.generator.device).squeeze(1)
+        return self._waited.read(candidates.required_ids, candidates.generator.device).squeeze(1)

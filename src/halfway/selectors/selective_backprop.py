@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..state.ranks import Arriving, Ranks
-from .base import Candidates, Selection
-from .outputs import OutputRanking
+from .base import Candidates, OutputRanking, Selection
 from .tools.draw import inclusion_probabilities, systematic
 from .tools.losses import LossFunction
 
@@ -25,8 +24,9 @@ class SelectiveBackprop(OutputRanking):
         acceptance is u^beta itself on average, because the mean of u^beta over uniform u is 1 - p.
     Source: Jiang et al., "Accelerating Deep Learning by Focusing on the Biggest Losers", 2019. Theirs flips a coin per
         sample, so that their number varies, and collects the retained into batches of a constant size; their history
-        includes the batch itself. Here the number is exact, and the history ends before the batch.
-    Cost: the forward pass of all samples, see `selectors/outputs.py`.
+        includes the batch itself; their code leaves the first epoch alone, `Schedule(start=1)` here. Here the number is
+        exact, and the history ends before the batch.
+    Cost: the forward pass of all samples, see `OutputRanking`.
     Caveats: prefers outliers and wrong labels; the mean of the retained losses is not that of the batch.
 
     Args:
@@ -52,17 +52,15 @@ class SelectiveBackprop(OutputRanking):
             raise ValueError(f"history, the number of losses to remember, must be at least 1, got {history}")
         self.beta = beta
         self.history = history
-        # The oldest first, and NaN in front of them while there are fewer than H.
-        self._losses_H = torch.full((history,), float("nan"), device="cpu", dtype=torch.float32)
-        self._arriving: Arriving | None = None
+        self._history = LossHistory(history)
         self._computed: tuple[Candidates, Tensor] | None = None
 
     def importance(self, candidates: Candidates) -> Tensor:
         """(B,) float64: percentiles in (0, 1); NaN for a loss that is not finite."""
         losses_B = self._losses_of(candidates)
-        self._settle(losses_B.device)
-        known_H = self._losses_H.isfinite()
-        past_B = _percentiles(losses_B, torch.where(known_H, self._losses_H, torch.inf), known_H.sum())
+        losses_H = self._history.read(losses_B.device)
+        known_H = losses_H.isfinite()
+        past_B = _percentiles(losses_B, torch.where(known_H, losses_H, torch.inf), known_H.sum())
         # Among the others of its batch.
         own_B = _percentiles(losses_B, losses_B, candidates.size - 1, own=1)
         return torch.where(losses_B.isfinite(), torch.where(known_H.any(), past_B, own_B), torch.nan)
@@ -77,29 +75,21 @@ class SelectiveBackprop(OutputRanking):
         losses_B = self._losses_of(candidates)
         self._computed = None
         # Nothing is learned from a step that is not finite throughout.
-        self._offer(torch.where(losses_B.isfinite().all(), losses_B, torch.nan), candidates.ranks)
-
-    def learn_nothing(self, ranks: Ranks) -> None:
-        self._offer(self._losses_H[:0], ranks)
+        self._history.add(torch.where(losses_B.isfinite().all(), losses_B, torch.nan), candidates.ranks)
 
     def check(self) -> None:
-        self._settle()
+        self._history.settle()
         super().check()
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "beta": self.beta, "history": self.history}
 
     def state_dict(self) -> dict[str, Any]:
         """One tensor (H,), the same on all ranks."""
-        self._settle()
-        return {"losses": self._losses_H.clone()}
+        return {"losses": self._history.read().clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         losses_H = state.get("losses") if isinstance(state, dict) else None
         if not isinstance(losses_H, Tensor) or losses_H.shape != (self.history,):
             raise ValueError(f"the state of selective_backprop is a tensor 'losses' of shape ({self.history},)")
-        self._arriving = None
-        self._losses_H = losses_H.to(torch.float32, copy=True)
+        self._history.replace(losses_H)
 
     def _losses_of(self, candidates: Candidates) -> Tensor:
         """(B,) float32, computed once for choosing and learning."""
@@ -107,34 +97,62 @@ class SelectiveBackprop(OutputRanking):
             self._computed = (candidates, self.losses(candidates).detach())
         return self._computed[1]
 
-    def _offer(self, losses: Tensor, ranks: Ranks) -> None:
-        """Add the losses of all ranks to the history. With several ranks nobody waits now."""
-        self._settle(losses.device)
+
+class LossHistory:
+    """The last losses of all samples offered, on all ranks, and the same on all of them.
+
+    Args:
+        length: H, how many.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        # The oldest first, and NaN in front of them while there are fewer than H.
+        self._losses_H = torch.full((length,), float("nan"), device="cpu", dtype=torch.float32)
+        self._arriving: Arriving | None = None
+
+    def read(self, device: torch.device | None = None) -> Tensor:
+        """(H,), the oldest first, NaN in front while there are fewer; from now on they stay on `device`."""
+        self.settle()
+        if device is not None and self._losses_H.device != device:
+            self._losses_H = self._losses_H.to(device)
+        return self._losses_H
+
+    def add(self, losses: Tensor, ranks: Ranks) -> None:
+        """Add the losses (B,) of all ranks. With several ranks nothing waits now."""
+        self.read(losses.device)
         if ranks.size == 1:
             self._append(losses)
             return
         # Each rank has a share of the history to fill, so that messages have the same size whatever the batches.
-        share = -(-self.history // ranks.size)
+        share = -(-self.length // ranks.size)
         offer_RX = losses.new_zeros(ranks.size, share)
         offer_RX[ranks.rank] = torch.nan
         offer_RX[ranks.rank, : len(losses)] = losses[-share:]
-        self._arriving = ranks.sum(offer_RX)
+        self._arriving = ranks.sum(offer_RX, self)
 
-    def _settle(self, device: torch.device | None = None) -> None:
-        """Wait for what the ranks have sent each other, and take it over; move to `device`."""
+    def send_nothing(self, ranks: Ranks) -> None:
+        """Takes the place of `add` on a rank that has no batches left."""
+        self.add(self._losses_H[:0], ranks)
+
+    def settle(self) -> None:
+        """Wait for what the ranks have sent each other, and take it over."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             # Sample by sample in turn over the ranks, so that none of them is forgotten first.
             self._append(arriving.wait().T.flatten())
-        if device is not None and self._losses_H.device != device:
-            self._losses_H = self._losses_H.to(device)
+
+    def replace(self, losses_H: Tensor) -> None:
+        """Forget everything for these (H,)."""
+        self._arriving = None
+        self._losses_H = losses_H.to(torch.float32, copy=True)
 
     def _append(self, losses: Tensor) -> None:
         """The last H of all that are finite. Which these are is up to the data, but no shape is: a stable sort moves
         the others to the front."""
         both = torch.cat([self._losses_H.to(losses), losses])
         order = both.isfinite().to(torch.uint8).argsort(stable=True)
-        self._losses_H = torch.where(both.isfinite(), both, torch.nan)[order[-self.history :]]
+        self._losses_H = torch.where(both.isfinite(), both, torch.nan)[order[-self.length :]]
 
 
 def _percentiles(losses_B: Tensor, history: Tensor, known: Tensor | int, own: int = 0) -> Tensor:

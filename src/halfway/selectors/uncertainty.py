@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Uncertainty(Ranking):
     Source: the uncertainty scores of Coleman et al., "Selection via Proxy: Efficient Data Selection for Deep Learning",
         ICLR 2020. Theirs are a small proxy's, and choose once, before training; here the model itself says, batch by
         batch.
-    Cost: the forward pass of all samples, see `selectors/outputs.py`.
+    Cost: the forward pass of all samples, see `OutputRanking`.
     Caveats: a confident error (the largest loss of all) is pruned; the mean of the retained losses is not that of the
         batch.
 
@@ -34,7 +34,6 @@ class Uncertainty(Ranking):
     needs = "outputs"
 
     def __init__(self, measure: Measure = "entropy") -> None:
-        super().__init__()
         if measure not in get_args(Measure):
             raise ValueError(f"unknown measure {measure!r}; choose one of {get_args(Measure)}")
         self.measure = measure
@@ -56,6 +55,3 @@ class Uncertainty(Ranking):
         if self.measure == "margin":
             doubt_BX = doubt_BX + others_BCX.amax(1)
         return doubt_BX.mean(1)
-
-    def config(self) -> dict[str, Any]:
-        return {"measure": self.measure}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .. import functional as PF
 from ..functional import BandwidthRule, UpdateRule
 from ..settings import plain_settings
+from .flags import StickyFlag
 from .ranks import ALONE, Arriving, Ranks
 
 
@@ -34,12 +35,13 @@ class DensityEstimator(nn.Module):
     Buffers:
         centroids: (C, D) float32.
         counts: (C,) int64; 0 marks a centroid that is not filled yet.
-        refused: () bool, whether a batch was left out because of a value that is not finite; not part of the state.
+
+    Attributes:
+        refused: whether a batch was left out because of a value that is not finite; not part of the state.
     """
 
     centroids: Tensor
     counts: Tensor
-    refused: Tensor
 
     @plain_settings
     def __init__(
@@ -69,7 +71,7 @@ class DensityEstimator(nn.Module):
         # Where the samples are is known later; a default device, as in `with torch.device("meta")`, is not it.
         self.register_buffer("centroids", torch.zeros(num_centroids, dim, device="cpu"))
         self.register_buffer("counts", torch.zeros(num_centroids, dtype=torch.int64, device="cpu"))
-        self.register_buffer("refused", torch.zeros((), dtype=torch.bool, device="cpu"), persistent=False)
+        self.refused = StickyFlag()
         self._arriving: Arriving | None = None
         # Known on the host, so that a step never has to ask the device how far the filling has come.
         self._filled = 0
@@ -112,9 +114,13 @@ class DensityEstimator(nn.Module):
             if len(x):
                 self._receive(*PF.cluster_sums(x, self.centroids))
             return
-        self._arriving = ranks.sum(self._pack(x) if self.ready else self._offer(x, ranks))
+        self._arriving = ranks.sum(self._pack(x) if self.ready else self._offer(x, ranks), self)
         if not ranks.defer:
             self.settle()
+
+    def send_nothing(self, ranks: Ranks) -> None:
+        """Takes the place of `update` on a rank that has no batches left."""
+        self.update(self.centroids[:0], ranks)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -150,13 +156,13 @@ class DensityEstimator(nn.Module):
         finite = centroids.isfinite().all()
         self.centroids.copy_(torch.where(finite, centroids, self.centroids))
         self.counts.copy_(torch.where(finite, counts, self.counts))
-        self.refused = self.refused | finite.logical_not()
+        self.refused.note(finite.logical_not())
 
     def _fill(self, x: Tensor, finite: int) -> Tensor:
         """Take the missing centroids from the front of x; the rest is returned. The one place that reads a value
         back to the host, and only until the centroids are complete: a centroid must never start as NaN."""
         if not finite:
-            self.refused = torch.ones_like(self.refused)
+            self.refused.note(torch.ones((), dtype=torch.bool, device=x.device))
             return x[:0]
         taken = min(self.num_centroids - self._filled, len(x))
         self.centroids[self._filled : self._filled + taken] = x[:taken]

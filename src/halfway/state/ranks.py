@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +21,13 @@ _PATIENCE = 2.0
 
 class LostRank(RuntimeError):
     """Another process does not take part any more."""
+
+
+class Sender(Protocol):
+    """What a rank keeps in common with the others by one sum per step."""
+
+    def send_nothing(self, ranks: Ranks) -> None:
+        """Take part in the sum of a step for which this rank has no batch."""
 
 
 class Arriving:
@@ -69,6 +76,7 @@ class Ranks:
         self._owner, self._call = owner, call
         self._own: Any = None
         self._sums = 0
+        self._senders: dict[int, Sender] = {}
         if not (dist.is_available() and dist.is_initialized()):
             return
         self.group = process_group or dist.group.WORLD
@@ -99,14 +107,36 @@ class Ranks:
                 "make the same one everywhere"
             )
 
-    def sum(self, value: Tensor) -> Arriving:
-        """Begin to sum `value` over all ranks, in place. All of them must call this, in the same order."""
+    def sum(self, value: Tensor, sender: Sender | None = None) -> Arriving:
+        """Begin to sum `value` over all ranks, in place. All of them must call this, in the same order.
+
+        Args:
+            value: this rank's part.
+            sender: what sends a sum in every step; None for a sum that comes once.
+        """
         self._sums += 1
+        if sender is not None:
+            self._senders.setdefault(id(sender), sender)
         occasion = f"{self._call} for the {self._sums}. time"
         try:
             return Arriving(self, value, dist.all_reduce(value, group=self._own, async_op=True), occasion)
         except RuntimeError as error:
             raise self._lost(occasion) from error
+
+    def send_nothing(self) -> bool:
+        """Takes the place of a step on a rank that has no batches left: the others would wait for its part of the sums.
+        All that has sent something sends nothing, in the order in which it first sent.
+
+        Returns:
+            whether there is anything that sends.
+        """
+        for sender in self._senders.values():
+            sender.send_nothing(self)
+        return bool(self._senders)
+
+    def forget_senders(self) -> None:
+        """Another state was loaded: what sent before may have been replaced."""
+        self._senders.clear()
 
     def wait_for(self, work: Any, occasion: str, on_host: bool) -> None:
         """Wait for a collective. Where the host waits (not on CUDA, whose own watchdog keeps the time), a rank that
@@ -174,6 +204,7 @@ class Ranks:
 class _Alone(Ranks):
     def __init__(self) -> None:
         self.rank, self.size, self.group, self.defer = 0, 1, None, False
+        self._senders = {}
 
 
 ALONE = _Alone()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..settings import plain_settings
+from .flags import StickyFlag
 from .ranks import ALONE, Arriving, Ranks
 
 # A memory does not grow beyond so many samples: such ids are hashes, not positions.
@@ -40,7 +41,7 @@ class SampleMemory:
         self._values_NW = torch.full((num_samples or 0, width), unknown, device="cpu", dtype=torch.float32)
         self._arriving: Arriving | None = None
         self._room = 0
-        self._refused: Tensor | None = None
+        self._refused = StickyFlag()
 
     def __len__(self) -> int:
         return len(self._values_NW)
@@ -93,21 +94,10 @@ class SampleMemory:
         offer[ranks.rank, : len(ids), 0] = 1
         offer[ranks.rank, : len(ids), 1] = ids.to(offer)
         offer[ranks.rank, : len(ids), 2:] = values.to(offer)
-        self._arriving = ranks.sum(offer)
+        self._arriving = ranks.sum(offer, self)
 
-    def write_nothing(self, ranks: Ranks, optional: bool = False) -> None:
-        """Takes the place of `write` on a rank that has no batches left.
-
-        Args:
-            optional: whether perhaps nobody ever writes, as losses that the user need not report.
-        """
-        if ranks.size == 1 or (optional and not self._room):
-            return
-        if not self._room:
-            raise RuntimeError(
-                "this rank has no batch at all, so it cannot take part in what the others remember; give every rank at "
-                "least one batch"
-            )
+    def send_nothing(self, ranks: Ranks) -> None:
+        """Takes the place of `write` on a rank that has no batches left."""
         self.write(torch.zeros(0, dtype=torch.int64, device="cpu"), self._values_NW[:0], ranks)
 
     def _make_room(self, size: int, ranks: Ranks, device: torch.device) -> None:
@@ -148,15 +138,14 @@ class SampleMemory:
             if outside.any():
                 raise ValueError(self._range_error(int(ids[outside][0])))
         else:  # reported by `check`, so that nothing waits for the device here
-            self._refused = outside.any() if self._refused is None else self._refused | outside.any()
+            self._refused.note(outside.any())
             ids = ids.clamp(0, len(self._values_NW) - 1)
         return ids.to(self._values_NW.device, torch.int64, non_blocking=True)
 
     def check(self) -> None:
         """Raise if an id on the device was out of range. May wait for the device."""
         self.settle()
-        refused, self._refused = self._refused, None
-        if refused is not None and refused:
+        if self._refused.take():
             raise ValueError(self._range_error(None))
 
     def _range_error(self, id: int | None) -> str:
@@ -180,13 +169,17 @@ class SampleMemory:
         return {"values": self.values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._values_NW = self.checked(state)
+        self._arriving = None
+
+    def checked(self, state: dict[str, Any]) -> Tensor:
+        """(N, W) float32, the values in a state; an error if it is not one of this memory."""
         values = state.get("values") if isinstance(state, dict) else None
         if not isinstance(values, Tensor) or values.ndim != 2 or values.shape[1] != self.width:
             raise ValueError(f"a sample memory's state is a tensor 'values' of {self.width} numbers per sample")
         if self.num_samples not in (None, len(values)):
             raise ValueError(f"the state remembers {len(values)} samples, here are {self.num_samples}")
-        self._arriving = None
-        self._values_NW = values.to(torch.float32, copy=True)
+        return values.to(torch.float32, copy=True)
 
 
 def _on_host(ids: Tensor) -> bool:

@@ -72,7 +72,9 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in m.items() if k not in ("seconds", "waited", "load")} for m in metrics]
+    # And without what a selector says of its choices, which counts from the moment a run is resumed.
+    others = ("seconds", "waited", "load", "chosen_by_density")
+    return [{k: v for k, v in m.items() if k not in others} for m in metrics]
 
 
 # ----------------------------------------------------------------- the loop itself

@@ -166,14 +166,9 @@ def _what(recipe: Recipe) -> str:
     if not recipe.prunes:
         return f"full data, {length}"
     start, stop = recipe.window
-    where = f" at {recipe.cut}" if _looks_at_the_cut(recipe) else ""
+    where = f" at {recipe.cut}" if recipe.pruning is not None and recipe.pruning.needs == "features" else ""
     window = f"{recipe.unit}s {start}-{recipe.length if stop is None else stop}"
     return f"{recipe.method}{where}, p = {recipe.prune_ratio:g} in {window}, {length}"
-
-
-def _looks_at_the_cut(recipe: Recipe) -> bool:
-    selector = recipe.selector()
-    return selector is not None and selector.needs == "features"
 
 
 def _again() -> str:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...selectors import SELECTORS
 from ..recipes.methods import FULL, IMPLEMENTATIONS, METHODS, resolve
 from ..recipes.predicted_cost import Equal, fitted, predicted_cost, random_ratio
 from ..recipes.schema import Recipe
@@ -130,12 +129,7 @@ def matters(key: str, method: str) -> bool:
     section = key.split(".")[0]
     if method == FULL:
         return section not in ("window", "cut", *IMPLEMENTATIONS)
-    implementation = METHODS[method].implementation
-    if section == "cut":
-        return implementation in SELECTORS and _looks_at_the_cut(method)
-    return section == implementation or section not in IMPLEMENTATIONS
-
-
-def _looks_at_the_cut(method: str) -> bool:
     known = METHODS[method]
-    return known.preset.get("features", SELECTORS[known.implementation].needs) in ("features", "cut")
+    if section == "cut":
+        return known.needs == "features"
+    return section == known.implementation or section not in IMPLEMENTATIONS

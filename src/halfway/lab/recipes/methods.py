@@ -10,7 +10,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ...samplers import SAMPLERS, EpochSampler
 from ...selectors import SELECTORS, Selector
@@ -33,6 +33,11 @@ class Method:
         """Whether it is a sampler."""
         return self.implementation in SAMPLERS
 
+    @property
+    def needs(self) -> Literal["nothing", "features", "outputs"]:
+        """What it must see of a sample before it can prune it, see `Selector.needs`."""
+        return "nothing" if self.before_epoch else SELECTORS[self.implementation].needs
+
     def selector(self, settings: Mapping[str, Any], **known: Any) -> Selector:
         """A new one. `known`: what the training knows; passed on if it is asked for."""
         kind = SELECTORS[self.implementation]
@@ -46,9 +51,6 @@ class Method:
 # The paper's name for its method, and what has a name of its own in the literature or in our tables.
 VARIANTS = {
     "pfb": Method("density"),
-    "loss_rank": Method("loss", {"sampling": "rank"}),
-    "last_loss_hard": Method("last_loss", {"mode": "hard"}),
-    "balanced_remembered": Method("balanced", {"features": "remembered"}),
     "infobatch_dagger": Method("infobatch", {"threshold": 0.95}),
 }
 # Other names of a method. They end where it is looked up: nothing behind `resolve` and `find` sees them.

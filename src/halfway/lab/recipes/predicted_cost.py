@@ -24,10 +24,10 @@ def predicted_cost(recipe: Recipe) -> Cost:
 
 def looked_at(recipe: Recipe) -> float:
     """What the method runs on a pruned sample, relative to a whole training step of one sample."""
-    selector = recipe.selector()
-    if selector is None or selector.needs == "nothing":
+    method = recipe.pruning
+    if method is None or method.needs == "nothing":
         return 0.0
-    cut = recipe.cut if selector.needs == "features" else None
+    cut = recipe.cut if method.needs == "features" else None
     model = recipe.model
     return _forward_share(model.name, json.dumps(model.options), recipe.data.classes, recipe.data.size, cut)
 

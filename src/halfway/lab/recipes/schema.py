@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ...samplers import EpochSampler
 from ...schedule import Schedule
 from ...selectors import Selector
+from ...selectors.earlier import sections_today
 from ..data.settings import DataSettings
 from . import methods as known_methods
 from .methods import FULL, IMPLEMENTATIONS, Method
@@ -157,7 +158,7 @@ class Recipe:
         """A new sampler with its settings, if the method decides before the epoch.
 
         per_epoch: steps of an epoch of all data. A window in steps begins and ends at the nearest epoch, and not before
-        the second if there is anything before it: whoever learns from losses needs to have seen some.
+        the second if there is anything before it: a method that learns from losses needs to have seen some.
         """
         method = self.pruning
         if method is None or not method.before_epoch:
@@ -277,7 +278,10 @@ def from_dict(content: Mapping[str, Any]) -> Recipe:
     if "methods" in content:
         raise ValueError("no setting 'methods'; each method is a section of its own, like density.noise=0.1")
     own = {key: value for key, value in content.items() if key not in IMPLEMENTATIONS}
-    return _make(Recipe, {**own, "methods": {k: v for k, v in content.items() if k in IMPLEMENTATIONS}}, "")
+    sections = {key: value for key, value in content.items() if key in IMPLEMENTATIONS}
+    if isinstance(own.get("method"), str):
+        own["method"], sections = sections_today(own["method"], sections)
+    return _make(Recipe, {**own, "methods": sections}, "")
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

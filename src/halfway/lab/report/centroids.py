@@ -14,7 +14,7 @@ from ... import functional as PF
 from ...modules import find_layer
 from ...seeds import seed_of
 from ...selectors import Density
-from ...selectors.density import find_channel_dim
+from ...selectors.tools.channels import find_channel_dim
 from ..data import Data
 from ..recipes.schema import Recipe
 from ..training import tasks

@@ -303,7 +303,7 @@ class Training:
             scales = self.recipe.multi_scale
             metrics["multi_scale"] = self.task.evaluate(self.wrapped, self.data.test, self.device, scales)
         times = {"seconds": current.seconds, "waited": current.waited, "load": os.getloadavg()[0]}
-        logs.write({**metrics, **times})
+        logs.write({**metrics, **times, **self._diagnostics()})
         self._round = self._new_round()
         self._save(logs)
 
@@ -321,6 +321,11 @@ class Training:
             "replayed": stats.steps_replayed,
             "recomputed": stats.steps_recomputed,
         }
+
+    def _diagnostics(self) -> dict[str, float]:
+        """What the selector says about its choices since the run began or was resumed."""
+        found = {} if self.blocker is None else self.blocker.stats.diagnostics
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     # -------------------------------------------------------------- checkpoints
 
@@ -402,7 +407,7 @@ def check(recipe: Recipe, ranks: int = 1) -> None:
             f"{left} of {size} samples would be retained per rank, but {recipe.task} needs {needed}: BatchNorm of the "
             "ASPP's image pooling has one value per image. Take a larger batch_size, fewer ranks or a smaller ratio"
         )
-    if selector is not None and selector.needs == "features" and ":" not in recipe.model.name:
+    if recipe.pruning is not None and recipe.pruning.needs == "features" and ":" not in recipe.model.name:
         try:
             with torch.device("meta"):
                 model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed)
