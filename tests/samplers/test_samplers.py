@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import math
 import pickle
 import statistics
@@ -435,6 +436,26 @@ def test_data_sets_of_any_shape_get_ids_and_weights() -> None:
     # Without it an index is a plain int, also for a loader and WithIds.
     (x, ids) = next(iter(DataLoader(WithIds(Squares("tensor")), sampler=[index, 4], batch_size=2)))
     assert (x.tolist(), ids.tolist()) == ([9, 16], [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "settings"),
+    [
+        (lambda: UCB(N, 0.5, c=2.0, seed=3), {"alpha": 0.8, "period": 10, "c": 2.0}),
+        (lambda: EpsilonGreedy(N, 0.5), {"alpha": 0.8, "period": 10, "epsilon": 0.1}),
+        (lambda: DynUnc(N, 0.5, window=4, shuffle=False), {"window": 4}),
+        (lambda: InfoBatch(N, 0.5), {"threshold": "mean"}),
+        (lambda: RS2(N, 0.5, replacement=False), {"replacement": False}),
+        (lambda: RandomSubset(N, 0.5), {}),
+    ],
+)
+def test_the_settings_of_a_sampler_are_those_of_its_constructor(sampler: Any, settings: dict[str, Any]) -> None:
+    made = sampler()
+    assert made.config() == settings
+    common = {"sampler": made.name, "num_samples": N, "prune_ratio": 0.5, "seed": made.seed, "shuffle": made.shuffle}
+    common |= {"schedule.start": 0, "schedule.stop": None, "schedule.unit": "epoch"}
+    # What 0.1.0 wrote into its states.
+    assert json.loads(made.state_dict()["config"]) == common | {f"{made.name}.{k}": v for k, v in settings.items()}
 
 
 # --- resuming -------------------------------------------------------------------------------------

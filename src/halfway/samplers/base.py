@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 from .. import functional as PF
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
-from ..settings import as_json, plain_settings, refuse_another, share, whole
+from ..settings import as_json, plain_settings, recorded_settings, refuse_another, share, whole
 from ..state.ranks import Ranks
 from ..state.sample_memory import SampleMemory
 from .weights import Index
@@ -55,6 +55,9 @@ class Common(TypedDict, total=False):
     process_group: ProcessGroup | None
     timeout: float
     shuffle: bool
+
+
+_COMMON = tuple(Common.__annotations__)
 
 
 class EpochSampler(Sampler[int]):
@@ -102,7 +105,7 @@ class EpochSampler(Sampler[int]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = plain_settings(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = plain_settings(recorded_settings(cls.__init__))  # type: ignore[method-assign]
 
     @plain_settings
     def __init__(
@@ -158,8 +161,10 @@ class EpochSampler(Sampler[int]):
         """Take in the losses (B,) float32, without graph, of the samples ids (B,), for all ranks."""
 
     def config(self) -> dict[str, Any]:
-        """The method's own settings, as plain values. Asked by `__init__`, so a subclass sets them before that."""
-        return {}
+        """The method's own settings, as plain values: what its constructor was called with, but for what all samplers
+        take. Asked by this class's `__init__`."""
+        settings: dict[str, Any] = vars(self).get("_settings", {})
+        return {name: value for name, value in settings.items() if name not in ("data", "prune_ratio", *_COMMON)}
 
     def foresee(self, epochs: int) -> None:
         """Warn, once, if the method cannot do what it says in a training of so many epochs."""

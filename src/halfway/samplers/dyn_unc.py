@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -84,9 +84,6 @@ class DynUnc(EpochSampler):
             "per epoch. Take a smaller window=, or begin to prune later: Schedule(start=window)",
             stacklevel=5,
         )
-
-    def config(self) -> dict[str, Any]:
-        return {"window": self.window}
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:
         old_BW = self.memory.read(ids, losses.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -47,9 +47,6 @@ class EpsilonGreedy(MovingAverage):
             raise ValueError(f"epsilon is the share of retained samples drawn at random, in [0, 1], got {epsilon}")
         self.epsilon = epsilon
         super().__init__(data, prune_ratio, alpha=alpha, period=period, **common)
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "epsilon": self.epsilon}
 
     def choose(self, mean_N: Tensor, variance_N: Tensor, generator: torch.Generator) -> Tensor:
         by_chance = round(self.epsilon * self.retained_count)

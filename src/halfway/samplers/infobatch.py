@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -70,9 +70,6 @@ class InfoBatch(EpochSampler):
         self.threshold = threshold
         super().__init__(data, prune_ratio, **common)
         self.memory = SampleMemory(1, self.num_samples)
-
-    def config(self) -> dict[str, Any]:
-        return {"threshold": self.threshold}
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:
         self.memory.write(ids, losses, self.ranks)

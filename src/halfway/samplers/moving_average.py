@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -51,9 +51,6 @@ class MovingAverage(EpochSampler):
     def choose(self, mean_N: Tensor, variance_N: Tensor, generator: torch.Generator) -> Tensor:
         """(N,) each, NaN where nothing is known, to the (M,) sorted ids to retain."""
         raise NotImplementedError
-
-    def config(self) -> dict[str, Any]:
-        return {"alpha": self.alpha, "period": self.period}
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:
         old_B2 = self.memory.read(ids, losses.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -38,9 +38,6 @@ class RS2(EpochSampler):
         super().__init__(data, prune_ratio, **common)
         if not self.replacement:
             self.memory = SampleMemory(1, self.num_samples, unknown=0.0)
-
-    def config(self) -> dict[str, Any]:
-        return {"replacement": self.replacement}
 
     def decide(self, epoch: int, generator: torch.Generator) -> Decision:
         if self.memory is None:

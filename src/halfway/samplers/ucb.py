@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -55,9 +55,6 @@ class UCB(MovingAverage):
             raise ValueError(f"c is the weight of the variance and must be at least 0, got {c}")
         self.c = c
         super().__init__(data, prune_ratio, alpha=alpha, period=period, **common)
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "c": self.c}
 
     def choose(self, mean_N: Tensor, variance_N: Tensor, generator: torch.Generator) -> Tensor:
         return highest(mean_N + self.c * variance_N, self.retained_count, generator)
