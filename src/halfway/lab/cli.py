@@ -15,6 +15,7 @@ _COMMANDS = ("demo", "layers", "bench", "recipes", "data", "train", "compare", "
 # What the extra `lab` installs, by the names it is imported under.
 _LAB = {
     "filelock",
+    "jinja2",
     "matplotlib",
     "numpy",
     "PIL",

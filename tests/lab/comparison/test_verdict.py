@@ -20,7 +20,7 @@ from halfway.lab.comparison import table
 from halfway.lab.comparison.paired import Difference, difference, standard_error
 from halfway.lab.comparison.results import Row
 from halfway.lab.comparison.trials import Group
-from halfway.lab.comparison.verdict import headline, reading, verdict
+from halfway.lab.comparison.verdict import against, headline, reading, verdict
 from tests.lab.comparison.test_table import RECIPE, SESSION
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -167,3 +167,15 @@ def test_the_committed_tables_say_what_their_numbers_carry(folder: Path) -> None
     for sentence in reading(read.rows):
         assert f"- {sentence}\n" in page
     assert not EQUIVALENCE.search(page)
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in RESULTS.glob("*/results.json")), ids=lambda p: p.name)
+def test_the_committed_pages_say_what_their_tables_say(folder: Path) -> None:
+    read = recorded.read(folder)
+    assert read is not None
+    page = (folder / "report.html").read_text().replace("−", "-").replace("\u00a0", " ")
+    for row in read.rows:
+        assert f'data-label="{row.group.label}"' in page
+        for d, rival in ((row.minus_random, "random, same ratio"), (row.minus_full, "full data")):
+            assert d is None or against(d, rival) in page
+    assert not re.search("as well as|within noise", page)

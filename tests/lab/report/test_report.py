@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import html
 import json
 import re
@@ -28,6 +30,7 @@ from halfway.lab.commands import report as report_command
 from halfway.lab.comparison import run as comparison
 from halfway.lab.comparison import table, trials
 from halfway.lab.comparison.results import note_plan, summarise
+from halfway.lab.comparison.results import write as write_results
 from halfway.lab.comparison.trials import Group, group_of
 from halfway.lab.comparison.verdict import headline, reading
 from halfway.lab.recipes import schema as recipes
@@ -36,7 +39,7 @@ from halfway.lab.report import centroids as report_centroids
 from halfway.lab.report import counts as report_counts
 from halfway.lab.report import gallery as report_gallery
 from halfway.lab.report import method as report_method
-from halfway.lab.report import page
+from halfway.lab.report import page, scatter
 from halfway.lab.report import plots as report_plots
 from halfway.lab.report import runs as report_runs
 from halfway.lab.report.runs import Runs
@@ -140,7 +143,7 @@ def text(written: Path) -> str:
 
 def plain(path: Path) -> str:
     """A page's words, as one reads them."""
-    found = re.sub(r"<style>.*?</style>", " ", path.read_text(), flags=re.S)
+    found = re.sub(r"<(style|script)>.*?</\1>", " ", path.read_text(), flags=re.S)
     found = re.sub(r"</?(b|code|em|small|span)\b[^>]*>", "", found)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", found)))
 
@@ -154,7 +157,8 @@ def test_the_page_is_one_file_that_needs_nothing_from_outside(written: Path) -> 
     sources = re.findall(r"""(?:src|href|srcset)\s*=\s*["']([^"']*)""", content)
     assert sources
     assert all(source.startswith("data:") for source in sources)
-    assert not re.search(r"https?://|@import|url\(|<script|<link", content)
+    assert not re.search(r"https?://|@import|url\(|<script src|<link", content)
+    assert content.count("<script") == 1
     assert [p.name for p in written.parent.iterdir()] == [written.name], "no temporary file is left"
     assert len(content) < 3_000_000
 
@@ -167,11 +171,18 @@ def test_the_page_forbids_all_that_it_does_not_use(written: Path) -> None:
     rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
     assert rules == {
         "default-src": "'none'",
+        "script-src": f"'sha256-{script_hash(content)}'",
         "style-src": "'unsafe-inline'",
         "img-src": "data:",
         "base-uri": "'none'",
         "form-action": "'none'",
     }
+
+
+def script_hash(content: str) -> str:
+    script = re.search(r"<script>(.*?)</script>", content, flags=re.S)
+    assert script is not None
+    return base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
 
 
 def test_all_images_have_a_description(written: Path) -> None:
@@ -188,7 +199,7 @@ def test_every_number_of_the_table_is_on_the_page(compared: Path, text: str) -> 
     for row in rows:
         for cell in table.cells(row):
             assert page.minus(cell) in text
-    assert page.minus(table.notes(rows, runs.first.recipe, runs.first.sessions[-1], runs.timing)) in text
+    assert page.minus(table.notes(rows, runs.recipe, runs.session, runs.timing)) in text
     assert "0.62 [0.60, 0.64]" in text, "the comparison's timing is read"
     assert headline(rows) in text
     for sentence in reading(rows):
@@ -264,7 +275,7 @@ def test_without_the_data_all_but_the_pictures_is_there(
     content = (tmp_path / "a.html").read_text()
     assert str(tmp_path) not in content
     assert "The data set was not found when this page was written" in content
-    assert content.count("<figure>") == 6
+    assert content.count("<figure>") == 5
     assert "airplane" in html.unescape(content), "the classes' names are known without the data"
     assert str(tmp_path / "moved") in capsys.readouterr().err, "whoever runs it is told where it was looked for"
 
@@ -273,6 +284,59 @@ def test_data_of_another_size_are_not_mistaken_for_the_runs_own() -> None:
     pictures = report.load_pictures(tiny(), None, 300)
     assert pictures.data is None
     assert "256 training samples, but the runs saw 300" in pictures.reason
+
+
+def test_every_row_has_a_dot_with_n_and_interval(written: Path, compared: Path) -> None:
+    content = html.unescape(written.read_text())
+    for row in report_runs.read([compared]).rows:
+        dot = re.search(rf'<g class="point"[^>]*data-label="{row.group.label}".*?</title>', content, flags=re.S)
+        assert dot is not None
+        assert f"(n = {len(row.scores)}) at {row.cost:.3f} of the FLOPs" in dot[0]
+        for d in (row.minus_full, row.minus_random):
+            assert d is None or page.minus(str(d)) in dot[0]
+    assert content.count('<line class="curve"') == 2, "through random pruning at both ratios and full data"
+
+
+def test_full_data_for_fewer_epochs_have_a_curve_of_their_own() -> None:
+    groups: Any = {
+        group_of("full", None, {}): {0: result("full", 0.0, 0, 90.0)},
+        group_of("full", None, {"length": 6}): {0: result("full", 0.0, 0, 85.0, seen=600, spent=600.0, retained=600)},
+        group_of("pfb", 0.5, {}): {0: result("pfb", 0.5, 0, 80.0)},
+    }
+    plot = scatter.score_by_cost(summarise(groups, {}), "accuracy, %")
+    assert plot["titles"] == {"full": "full data for fewer epochs"}
+    assert [len(curve["pieces"]) for curve in plot["curves"]] == [1]
+    assert [point["text"] for point in plot["points"]] == ["", "6 epochs", "p = 0.5"]
+
+
+def test_of_a_comparison_without_its_runs_the_table_is_shown(compared: Path, tmp_path: Path) -> None:
+    runs = report_runs.read([compared])
+    write_results(tmp_path, runs.rows, COMMAND, runs.groups, runs.timing)
+    assert write(tmp_path) == 0
+    text = plain(tmp_path / "report.html")
+    for row in runs.rows:
+        assert all(page.minus(cell) in text for cell in table.cells(row))
+    assert headline(runs.rows) in text
+    assert COMMAND in text
+    assert "curves, retention and pictures need the run folders" in text
+
+
+def test_names_and_values_are_escaped(compared: Path, tmp_path: Path) -> None:
+    runs = report_runs.read([compared])
+    write_results(tmp_path, runs.rows, "halfway compare <b>&</b>", runs.groups, runs.timing)
+    content = json.loads((tmp_path / "results.json").read_text())
+    content["recipe"]["title"] = "<script>alert(1)</script>"
+    content["rows"][0]["group"]["settings"] = [["data.name", '"><img src=x>']]
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    assert write(tmp_path) == 0
+    page_text = (tmp_path / "report.html").read_text()
+    assert page_text.count("<script") == 1
+    assert "<img" not in page_text
+    assert "<b>&</b>" not in page_text
+    content["rows"][0]["group"]["method"] = "full;}</style>"
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="unknown method"):
+        write(tmp_path)
 
 
 def test_a_title_replaces_the_recipes_name(compared: Path, tmp_path: Path) -> None:
@@ -578,7 +642,7 @@ def console(path: Path, folder: Path) -> tuple[str, list[str]]:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium found")
-def test_a_browser_finds_nothing_forbidden_on_the_page_and_runs_no_script(written: Path, tmp_path: Path) -> None:
+def test_a_browser_finds_nothing_forbidden_on_the_page_and_runs_no_other_script(written: Path, tmp_path: Path) -> None:
     title, said = console(written, tmp_path)
     assert said == []
     smuggled = '<script>document.title = "ran"</script><img src="http://127.0.0.1:9/seen.png"></main>'
@@ -586,6 +650,30 @@ def test_a_browser_finds_nothing_forbidden_on_the_page_and_runs_no_script(writte
     again, said = console(tmp_path / "smuggled.html", tmp_path)
     assert again == title
     assert sum("violates the following Content Security Policy" in line for line in said) == 2
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium found")
+def test_the_table_sorts_and_filters(written: Path, tmp_path: Path) -> None:
+    """The page's own script, called by one more that the policy would forbid: it is taken out for this."""
+    act = """<script>
+    document.querySelectorAll("table.rows th button")[1].click();
+    const now = [...document.querySelectorAll("table.rows tbody tr")];
+    const scores = now.map(row => parseFloat(row.cells[1].textContent));
+    filter.value = "PFB 0.7"; filter.oninput();
+    points[0].onfocus();
+    const shown = rows.filter(row => !row.hidden).map(row => row.dataset.label);
+    const dim = points.filter(point => point.classList.contains("dim")).length;
+    document.title = JSON.stringify({scores, shown, dim, tip: tip.textContent});
+    </script></body>"""
+    open_page = re.sub(r"<meta http-equiv[^>]*>", "", written.read_text()).replace("</body>", act)
+    (tmp_path / "acted.html").write_text(open_page)
+    title, said = console(tmp_path / "acted.html", tmp_path)
+    assert said == []
+    seen = json.loads(html.unescape(title))
+    assert seen["scores"] == sorted(seen["scores"], reverse=True)
+    assert seen["shown"] == ["pfb, p = 0.7"]
+    assert seen["dim"] == 4
+    assert "(n = 2) at 1.000 of the FLOPs" in seen["tip"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium found")

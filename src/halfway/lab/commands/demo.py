@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 _HELP = """\
-Trains a small ResNet on 1,200 real handwritten digits (they ship with scikit-learn; nothing is downloaded),
-three times per seed: on all data, with random pruning, and with PFB (Partial Forward Blocking). The three
-start from the same weights, see the same batches, and advance side by side, so that only the pruning differs.
+Trains a small ResNet on 1,200 real handwritten digits (they ship with scikit-learn; nothing is downloaded) on all data,
+with random pruning, with PFB (Partial Forward Blocking), and on all data for as few epochs as cost the same. At each
+seed all of them start from the same weights and see the same batches, so that only the pruning differs.
 
-It prints a table and writes a page to look at:
-  accuracy         on 597 held-out images after the last epoch, mean ± standard error over seeds
-  vs random        paired by seed; random pruning is the rival to beat, since it costs nothing at all
-  effective ratio  share of samples that were pruned: in the epochs that prune (step), and in all (run)
-  FLOPs            relative to full data, again for a pruned step and for the whole run
-  wall time        of pruned epochs relative to the full epoch trained beside them: median [quartiles]
-
-What it measures is what it reports: if random does as well, the page says so."""
+It is `halfway compare digits --fewer-epochs`, then `halfway report`: the table is printed, and a page to look at is
+written. The columns are those of `halfway compare --help`. What is done is not done again: the same command goes on
+after an interruption."""
 
 _EXAMPLES = """\
 examples:
   halfway demo                          about two minutes on two quiet cores
   halfway demo --prune-ratio 0.7        where the choice of samples matters more
-  halfway demo --seeds 10 --out demo10  ten seeds: smaller errors, three times as long"""
+  halfway demo --seeds 10 --out demo10  ten seeds: narrower intervals, three times as long"""
 
 
 def register(commands: Any) -> None:
@@ -41,73 +32,46 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", default="halfway-demo", metavar="DIR", help="where index.html and results.json go (%(default)s)"
+        "--out", default="halfway-demo", metavar="DIR", help="where index.html and the runs go (%(default)s)"
     )
-    parser.add_argument(
-        "--prune-ratio", type=float, default=0.5, metavar="P", help="share of each batch to prune (%(default)s)"
-    )
+    parser.add_argument("--prune-ratio", type=float, metavar="P", help="share of each batch to prune (0.5)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="repetitions (%(default)s)")
-    parser.add_argument(
-        "--epochs", type=int, default=10, metavar="N", help="the first and last tenth see all data (%(default)s)"
-    )
+    parser.add_argument("--epochs", type=int, metavar="N", help="the first and last tenth see all data (10)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, print the table, write the page."""
-    from ..demo import demo
-    from ..demo import page as demo_page
-    from ..demo import summary as demo_summary
-    from ..files import write_json, write_whole
+    """Compare, then write the report."""
+    from .. import report
+    from ..comparison import trials
+    from ..comparison.verdict import headline, reading
+    from ..files import write_whole
+    from ..recipes import schema as recipes
+    from ..training import session
+    from .compare import carry_out
 
-    settings = demo.Settings(arguments.prune_ratio, arguments.seeds, arguments.epochs)
-    out = _folder(arguments.out)
-    digits = demo.load_digits()
-    print(
-        f"Training {len(digits.train_labels):,} digits for {settings.epochs} epochs, {settings.seeds} seed(s), "
-        "three methods side by side."
-    )
-    start = time.perf_counter()
-    records = demo.train_all(settings, digits)
-    environment = _environment(_command(arguments), time.perf_counter() - start)
-    summary = demo_summary.summarise(records, settings, digits)
-    print(f"\n{demo_summary.table_text(summary)}\n")
-    print("\n".join(demo_summary.reading(summary)))
-    results = demo_summary.as_json(summary, records, digits, environment)
-    write_json(out / "results.json", results, indent=1)
-    write_whole(out / "index.html", demo_page.page(summary, records, digits, environment))
-    print(f"\nLook at {out / 'index.html'}")
+    recipe = recipes.load("digits")
+    ratio = recipe.prune_ratio if arguments.prune_ratio is None else arguments.prune_ratio
+    if not 0.05 <= ratio <= 0.9:
+        raise ValueError(f"--prune-ratio is the share of each batch to prune and must be in [0.05, 0.9], got {ratio}")
+    if arguments.seeds < 1:
+        raise ValueError(f"--seeds is the number of repetitions and must be at least 1, got {arguments.seeds}")
+    if arguments.epochs is not None:
+        if arguments.epochs < 3:
+            raise ValueError(f"--epochs must be at least 3, got {arguments.epochs}: fewer leave none to prune in")
+        recipe = recipe.of_length(arguments.epochs)
+    out = Path(arguments.out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {arguments.out} is a file; choose another folder")
+    seeds = range(arguments.seeds)
+    plan = trials.plan(recipe, ["full", "random", "pfb"], [ratio], seeds, {}, fewer_epochs=True)
+    print(f"{recipe.title}: {len(plan)} runs of up to {recipe.length} epochs")
+    code = carry_out(plan, out, rounds=15, command=session.command_line())
+    if code:
+        return code
+    runs = report.runs.read([out])
+    page = out / "index.html"
+    write_whole(page, report.write(runs, None, "halfway demo"))
+    print("\n" + "\n".join([f"{headline(runs.rows)}.", *reading(runs.rows)]))
+    print(f"\nLook at {page}")
     return 0
-
-
-def _folder(name: str) -> Path:
-    """The output folder, made before any training: a run should not fail at its end."""
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {name!r} cannot be made a folder ({error.strerror}); choose another") from error
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"--out {name!r} is not writable; choose another folder")
-    return folder
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    out = "" if arguments.out == "halfway-demo" else f" --out {Path(arguments.out).name}"
-    options = f"--prune-ratio {arguments.prune_ratio} --seeds {arguments.seeds} --epochs {arguments.epochs}"
-    return f"halfway demo {options}{out}"
-
-
-def _environment(command: str, seconds: float) -> dict[str, Any]:
-    import torch
-
-    import halfway
-
-    return {
-        "command": command,
-        "versions": {"halfway": halfway.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "seconds": seconds,
-    }

@@ -11,8 +11,10 @@ Write a page about runs: what came out in plain sentences, the table, accuracy a
 which classes and samples were pruned and retained, with pictures, and how it was measured. One HTML file with
 everything inside; it opens from disk, without a network, light or dark as the browser is.
 
-RUN is the folder of a comparison (`halfway compare`), of a run (`halfway train`), or of several runs. Runs that differ
-in nothing but the seed are one row. Unfinished runs are named and left out. All runs must be of the same recipe.
+RUN is the folder of a comparison (`halfway compare`), of a run (`halfway train`), or of several runs. Rows are the
+groups that `compare` wrote into results.json; of loose runs, those that differ in nothing but the seed are one row.
+Unfinished runs are named and left out. All runs must be of the same recipe. Where only results.json is left of a
+comparison, the table and the first figure are written from it.
 
 Pictures need the data set: --data says where it lies now. Without it the rest of the page is still written.
 
@@ -64,5 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror}); choose another with --out") from error
     left_out = f", {len(runs.unfinished)} left out: not finished" if runs.unfinished else ""
-    print(f"{len(runs.finished)} runs{left_out}. Look at {out}")
+    told = f"{len(runs.finished)} runs" if runs.finished else f"{len(runs.rows)} rows of results.json"
+    print(f"{told}{left_out}. Look at {out}")
     return 0

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..files import write_json
 from ..recipes import schema as recipes
+from ..recipes.methods import resolve
 from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
 from .paired import Difference, difference, standard_error
@@ -228,4 +229,4 @@ def _read_row(row: Mapping[str, Any]) -> Row:
 
 def _group(entry: Mapping[str, Any]) -> Group:
     settings = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in entry["settings"])
-    return Group(entry["method"], entry["ratio"], settings)
+    return Group(resolve(entry["method"]), entry["ratio"], settings)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from . import augment, cifar, folders, segmentation, synthetic
+from . import augment, cifar, digits, folders, segmentation, synthetic
 from .base import IGNORE, IMAGENET, Colours, Data, TestSet, TrainSet
 from .disk import DiskTestSet, DiskTrainSet
 from .memory import MemoryTestSet, MemoryTrainSet, decode
@@ -62,6 +62,7 @@ class DataSet:
 SETS = {
     "cifar10": DataSet("CIFAR-10", "classification", cifar.cifar10, cifar.NAMES_10, cifar.COLOURS_10, small=True),
     "cifar100": DataSet("CIFAR-100", "classification", cifar.cifar100, cifar.NAMES_100, cifar.COLOURS_100, small=True),
+    "digits": DataSet("digits", "classification", digits.digits, digits.NAMES, digits.COLOURS, small=True),
     "imagefolder": DataSet("a folder of images", "classification", folders.imagefolder),
     "voc2012": DataSet(
         "PASCAL VOC 2012", "segmentation", segmentation.voc2012, segmentation.VOC_NAMES, splits=("train", "trainaug")

@@ -58,19 +58,24 @@ def none(x: Tensor, generator: torch.Generator) -> Tensor:
     return x
 
 
-def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Pad with black, an eighth of the size on each side (4 px at 32), crop at random, flip half of the pictures."""
+def crop(x: Tensor, generator: torch.Generator, flip: bool = False) -> Tensor:
+    """Pad with black, an eighth of the size on each side (4 px at 32), and crop at random."""
     B, _, H, W = x.shape
     top = torch.randint(0, 2 * (H // 8) + 1, (B, 1), generator=generator, device=x.device)
     left = torch.randint(0, 2 * (W // 8) + 1, (B, 1), generator=generator, device=x.device)
     rows_BH = top + torch.arange(H, device=x.device)
     columns = torch.arange(W, device=x.device)
-    columns_BW = left + torch.where(_half(B, generator, x.device), columns.flip(0), columns)
+    columns_BW = left + (torch.where(_half(B, generator, x.device), columns.flip(0), columns) if flip else columns)
     padded = F.pad(x, (W // 8, W // 8, H // 8, H // 8))
     sample, colour = torch.arange(B, device=x.device), torch.arange(3, device=x.device)
     return padded[
         sample[:, None, None, None], colour[:, None, None], rows_BH[:, None, :, None], columns_BW[:, None, None, :]
     ]
+
+
+def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The same, and flip half of the pictures."""
+    return crop(x, generator, flip=True)
 
 
 def _half(B: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -99,11 +104,12 @@ def _plain_sample(size: Size, fill: Fill) -> SamplePolicy:
     return partial(_plain, size=size, fill=fill)
 
 
-def _crop_flip_sample(size: Size, fill: Fill) -> SamplePolicy:
+def _crop_sample(size: Size, fill: Fill, flip: bool = False) -> SamplePolicy:
     from torchvision.transforms import v2
 
     H, W = size
-    then = v2.Compose([v2.RandomCrop(size, padding=[W // 8, H // 8]), v2.RandomHorizontalFlip()])
+    flips = [v2.RandomHorizontalFlip()] if flip else []
+    then = v2.Compose([v2.RandomCrop(size, padding=[W // 8, H // 8]), *flips])
     return partial(_transformed, first=partial(geometry.cover, size=size), then=then)
 
 
@@ -165,7 +171,8 @@ def varied(mask: Tensor) -> bool:
 
 POLICIES = {
     "none": Policy(("classification", "segmentation"), none, _plain_sample),
-    "crop-flip": Policy(("classification",), crop_flip, _crop_flip_sample),
+    "crop": Policy(("classification",), crop, _crop_sample),
+    "crop-flip": Policy(("classification",), crop_flip, partial(_crop_sample, flip=True)),
     "resized-crop": Policy(("classification",), None, _resized_crop_sample),
     "autoaugment": Policy(("classification",), None, partial(_resized_crop_sample, more=True)),
     "segmentation": Policy(("segmentation",), None, _segmentation_sample),

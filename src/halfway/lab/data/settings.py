@@ -12,14 +12,15 @@ class DataSettings:
     name: a data set of `halfway.lab.data.SETS`.
     classes: how many there are; checked against what is found on disk.
     size: height and width of the images the model trains on.
-    augment: a policy of `halfway.lab.data.augment`: "none", "crop-flip" (pad, crop, flip), "resized-crop" (ImageNet's),
-        "autoaugment" (the same, then AutoAugment), "segmentation" (scale, crop, flip, colours).
+    augment: a policy of `halfway.lab.data.augment`: "none", "crop" (pad, crop), "crop-flip" (the same, and flip),
+        "resized-crop" (ImageNet's), "autoaugment" (the same, then AutoAugment), "segmentation" (scale, crop, flip,
+        colours).
     train_samples, test_samples: a fixed random subset of that many, the same for every seed; None: all.
     holdout: train on as many of the images that `train_samples` leaves out, for a model whose losses tell what of the
         others can be learned (`halfway train --save-losses`).
     split: of the training images, where a data set has several (VOC: train, trainaug).
-    memory: decode everything once, keep it on the device, and augment whole batches there; for `augment` "none" and
-        "crop-flip".
+    memory: decode everything once, keep it on the device, and augment whole batches there; for `augment` "none",
+        "crop" and "crop-flip".
     workers: processes that decode images, where they do not stay in memory.
     """
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import sys
-from collections.abc import Sequence
+from typing import Any
 
 from ..comparison.trials import Group
 from ..models import small as nets
@@ -21,82 +20,83 @@ CENTROIDS = 16
 NEAREST = 4
 
 
-def galleries(runs: Runs, counts: dict[Group, Counts], pictures: Pictures) -> str:
+def galleries(runs: Runs, counts: dict[Group, Counts], pictures: Pictures) -> dict[str, Any] | None:
+    """The samples pruned and retained most often; only a `reason` where they cannot be shown."""
     main = runs.main
     if main is None or main not in counts:
-        return ""
-    head = "<h2>What PFB pruned, and what it retained</h2>"
+        return None
     if pictures.data is None:
-        return f'{head}<div class="note"><p>{html.escape(pictures.reason)}</p></div>'
+        return {"reason": pictures.reason}
     found = counts[main]
     # Of few samples, none should be in both galleries.
     pruned, retained = found.extremes(min(GALLERY, max(1, int((found.offered > 0).sum()) // 2)))
     rates = found.rates[found.offered > 0]
-    return (
-        f'{head}<p class="soft">{html.escape(chosen(runs, main))} Of {len(rates):,} training samples. Below each: its '
-        "class, and in how many of the pruned batches it was in it was retained. The range is "
-        f"{page.percent(rates.min())} to {page.percent(rates.max())}.</p>"
-        + page.pair(
-            _gallery("Pruned most often", "common, says the density at the cut", pruned, found, pictures),
-            _gallery("Retained most often", "rare, says the density at the cut", retained, found, pictures),
-        )
+    cards = (
+        ("Pruned most often", "common, says the density at the cut", pruned),
+        ("Retained most often", "rare, says the density at the cut", retained),
     )
+    return {
+        "reason": "",
+        "intro": f"{chosen(runs, main)} Of {len(rates):,} training samples.",
+        "lowest": page.percent(rates.min()),
+        "highest": page.percent(rates.max()),
+        "kind": f"wide {pictures.kind}".strip(),
+        "cards": [
+            {"title": title, "note": note, "shown": [_sample(id, found, pictures) for id in ids]}
+            for title, note, ids in cards
+        ],
+    }
 
 
-def _gallery(title: str, note: str, ids: Sequence[int], counts: Counts, pictures: Pictures) -> str:
+def _sample(id: int, counts: Counts, pictures: Pictures) -> dict[str, Any]:
     assert pictures.data is not None
-    items = []
-    for id in ids:
-        label, rate = pictures.data.train.label(id), page.percent(counts.rates[id])
-        times = f"{int(counts.retained[id])} of {int(counts.offered[id])}"
-        image = pictures.image(id, f"{label or 'sample'}, retained in {rate} ({times})")
-        caption = f"<b>{html.escape(label)}</b><br>{rate}" if label else rate
-        items.append(f"<li>{image}<span>{caption}</span></li>")
-    return page.gallery(title, note, items, f"wide {pictures.kind}".strip())
+    label, rate = pictures.data.train.label(id), page.percent(counts.rates[id])
+    times = f"{int(counts.retained[id])} of {int(counts.offered[id])}"
+    image = pictures.image(id, f"{label or 'sample'}, retained in {rate} ({times})")
+    return {"image": image, "label": label, "rate": rate}
 
 
-def centroid_gallery(runs: Runs, pictures: Pictures, trust: bool) -> str:
-    """The centroids with pictures. trust: build the run's model even if that runs code that the run folder names."""
+def centroid_gallery(runs: Runs, pictures: Pictures, trust: bool) -> dict[str, Any] | None:
+    """The centroids with pictures; `reason` or `untrusted` where they cannot be shown.
+
+    trust: build the run's model even if that runs code that the run folder names.
+    """
     main = runs.main
     if main is None:
-        return ""
-    head = "<h2>What the density is made of</h2>"
+        return None
     if pictures.data is None:
-        return f'{head}<div class="note"><p>{html.escape(pictures.reason)}</p></div>'
+        return {"reason": pictures.reason}
     run = runs.example
     model = run.recipe.model
     if not trust and not nets.known(model.name, model.options):
-        name, options = html.escape(model.name), " with its options" if model.options else ""
-        return (
-            f'{head}<div class="note"><p>Left out: it needs the model of the run, <code>{name}</code>{options}, and '
-            "building that may run code that is not halfway's. <code>halfway report ... --trust</code> builds it; only "
-            "for runs of your own.</p></div>"
-        )
+        return {"reason": "", "untrusted": {"name": model.name, "options": bool(model.options)}}
     try:
         state = RunFolder(run.path).load()
         if state is None:
-            return f'{head}<div class="note"><p>The checkpoint of the run is gone, and the centroids with it.</p></div>'
+            return {"reason": "The checkpoint of the run is gone, and the centroids with it."}
         found = heaviest(run.recipe, state, pictures.data, CENTROIDS, NEAREST)
-    except Exception as error:  # a model of somebody's own may fail in any way
+    except Exception as error:  # a model that is not halfway's own may fail in any way
         print(f"no centroids: {error or type(error).__name__}", file=sys.stderr)
-        return f'{head}<div class="note"><p>The model of the run could not be restored by this version.</p></div>'
-    items = []
+        return {"reason": "The model of the run could not be restored by this version."}
+    shown = []
     for centroid in found:
         labels = [pictures.data.train.label(id) for id in centroid.nearest]
-        images = "".join(
+        images = [
             pictures.image(id, label or "sample near a centroid")
             for id, label in zip(centroid.nearest, labels, strict=True)
-        )
-        names = html.escape(", ".join(dict.fromkeys(filter(None, labels))))
-        items.append(f"<li><div>{images}</div><span><b>{page.percent(centroid.share, 1)}</b> {names}</span></li>")
-    total = len(state["blocker"]["selector"]["counts"])
-    together = page.percent(sum(c.share for c in found))
-    return (
-        f'{head}<p class="soft">The {len(found)} heaviest of the {total} centroids at the end of training '
-        f"({html.escape(plots.short(main))}, seed {run.recipe.seed}, cut "
-        f"<code>{html.escape(run.recipe.cut)}</code>), with the {NEAREST} training samples nearest to each. Below: its "
-        f"share of the samples that the density has learned from; together {together}. Samples near a heavy centroid "
-        f"are common, and pruned first. Nearest of {min(SAMPLES, len(pictures.data.train)):,} samples "
-        f"spread over the training set, the model in eval mode.</p>"
-        f'<div class="card"><ul class="centroids {pictures.kind}">{"".join(items)}</ul></div>'
-    )
+        ]
+        names = ", ".join(dict.fromkeys(filter(None, labels)))
+        shown.append({"images": images, "share": page.percent(centroid.share, 1), "names": names})
+    return {
+        "reason": "",
+        "untrusted": None,
+        "shown": shown,
+        "total": len(state["blocker"]["selector"]["counts"]),
+        "of": plots.short(main),
+        "seed": run.recipe.seed,
+        "cut": run.recipe.cut,
+        "nearest": NEAREST,
+        "together": page.percent(sum(c.share for c in found)),
+        "samples": f"{min(SAMPLES, len(pictures.data.train)):,}",
+        "kind": pictures.kind,
+    }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import json
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
+from typing import Any
 
 from ..recipes import schema as recipes
 from ..recipes.schema import Recipe
@@ -14,18 +14,15 @@ from ..training.run_result import RunResult
 from .runs import Runs
 
 
-def how_it_was_measured(runs: Runs) -> str:
-    """The section, as HTML."""
-    commands = list(dict.fromkeys(s["command"] for run in runs.finished for s in run.sessions))
+def how_it_was_measured(runs: Runs) -> dict[str, Any]:
+    """The section."""
     example = runs.example
-    facts = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in _facts(runs, example))
-    return f"""<h2>How it was measured</h2>
-<p>At each seed all methods start from the same weights and see the same batches with the same augmentation, so that
-they differ in what they prune and in nothing else. The score is that of the last {example.recipe.unit}: nothing is
-picked.</p>
-<dl class="facts">{facts}</dl>
-<p>The commands:</p>{_commands(commands)}
-<p>One of the runs again ({html.escape(example.path.name)}):</p>{_commands([repeat_command(example)])}"""
+    return {
+        "facts": _facts(runs, example),
+        "commands": list(dict.fromkeys(s["command"] for run in runs.finished for s in run.sessions)),
+        "example": example.path.name,
+        "again": repeat_command(example),
+    }
 
 
 def repeat_command(run: RunResult) -> str:
@@ -133,7 +130,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _commands(commands: Sequence[str]) -> str:
-    return "".join(f'<code class="command">{html.escape(command)}</code>' for command in commands)

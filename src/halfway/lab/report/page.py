@@ -1,62 +1,57 @@
-"""The look that all pages share: one HTML file that needs nothing else, with figures and pictures inside.
+"""The look of a report: one HTML file that needs nothing else, with figures and pictures inside.
 
-A content security policy forbids all that a page does not use: scripts, and whatever comes from elsewhere.
-Figures are SVG, drawn twice: for a light and for a dark page. Method colours are the same in figures and tables.
+`page.html` is the template, `page.css` and `page.js` go into it. A content security policy forbids all that a page does
+not use: every script but that one, and whatever comes from elsewhere. Figures are SVG, drawn twice: for a light and for
+a dark page. Method colours are the same in figures and tables.
 """
 
 from __future__ import annotations
 
 import base64
-import html
+import hashlib
 import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-# What a page is made of: style sheets and `style` attributes within it, and pictures as data URIs.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_FOLDER = Path(__file__).parent
+# What a page is made of: its own script, style sheets and `style` attributes within it, and pictures as data URIs.
+_POLICY = (
+    "default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
 
-STYLE = """
-:root { --paper:#fbfaf7; --ink:#2b2b28; --soft:#6f6e69; --line:#e4e2dc; --card:#fff; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper:#1c1c1a; --ink:#e8e6df; --soft:#a3a19a; --line:#3b3b38; --card:#242422; } }
-* { box-sizing: border-box; }
-body { margin:0; background:var(--paper); color:var(--ink); line-height:1.6;
-       font-family: ui-sans-serif, system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width:1080px; margin:0 auto; padding:56px 24px 72px; }
-.over { color:var(--soft); margin:0 0 8px; }
-h1 { font-family: Georgia, "Iowan Old Style", "Times New Roman", serif; font-weight:600;
-     font-size:clamp(1.8rem, 4vw, 2.7rem); line-height:1.18; margin:0 0 20px; max-width:24em; text-wrap:balance; }
-h2 { font-size:1.25rem; margin:52px 0 6px; }
-h3 { font-size:1rem; margin:0 0 4px; }
-p { margin:0 0 10px; max-width:48em; }
-.lede { font-size:1.14rem; }
-.soft, figcaption, footer { color:var(--soft); font-size:.92rem; }
-.scroll { overflow-x:auto; margin:28px 0 8px; }
-table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; white-space:nowrap; }
-th { text-align:left; font-weight:500; color:var(--soft); font-size:.86rem; padding:6px 18px 8px 0;
-     border-bottom:1px solid var(--line); vertical-align:bottom; white-space:normal; }
-td { padding:9px 18px 9px 0; border-bottom:1px solid var(--line); }
-td:first-child { font-weight:600; }
-.key { display:inline-block; width:.72em; height:.72em; border-radius:50%; margin-right:.55em; }
-.pair { display:grid; grid-template-columns:repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap:22px;
-        margin-top:18px; }
-figure, .card { margin:0; background:var(--card); border:1px solid var(--line); border-radius:10px; padding:18px; }
-figure img { display:block; width:100%; height:auto; margin:8px 0; }
-.gallery { display:grid; grid-template-columns:repeat(8, minmax(0, 1fr)); gap:8px 7px; margin:14px 0 0; padding:0;
-           list-style:none; }
-.gallery img { display:block; width:100%; height:auto; border-radius:5px; border:1px solid var(--line); }
-@media (prefers-color-scheme: dark) { .ink img { filter: invert(.86); border-color:#ccc; } }
-.gallery span { display:block; font-size:.68rem; line-height:1.7; color:var(--soft); text-align:center;
-                white-space:nowrap; letter-spacing:-.01em; font-variant-numeric:tabular-nums; }
-.gallery b { color:var(--ink); font-weight:600; }
-code { font-family: ui-monospace, "SF Mono", Consolas, monospace; font-size:.9em; }
-footer { margin-top:52px; border-top:1px solid var(--line); padding-top:18px; }
-@media (max-width:520px) { .gallery { grid-template-columns:repeat(5, minmax(0, 1fr)); } main { padding-top:32px; } }
-"""
+
+def render(style: str, **parts: Any) -> str:
+    """The whole page, from `page.html`. style: CSS beside that of `page.css`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    script = (_FOLDER / "page.js").read_text()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_typeset,
+        trim_blocks=True,
+    )
+    environment.filters["minus"] = minus
+    return environment.get_template("page.html").render(
+        policy=Markup(_POLICY.format(script=digest)),
+        style=Markup((_FOLDER / "page.css").read_text() + style),
+        script=Markup(script),
+        **parts,
+    )
+
+
+def _typeset(value: Any) -> Any:
+    """A number and its percent sign stay on one line. Markup is left alone."""
+    return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
 # ---------------------------------------------------------------------- colours
@@ -104,19 +99,9 @@ def method_style(methods: Sequence[str]) -> str:
     return f":root {{ {light}; }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}; }} }}\n"
 
 
-def key(method: str) -> str:
-    """A dot in the method's colour."""
-    return f'<span class="key" style="background:var(--{html.escape(method)})"></span>'
-
-
 # ---------------------------------------------------------------------- figures
 
 Draw = Callable[[Any, Theme], None]
-
-
-def render(draw: Draw, height: float = 3.5) -> tuple[str, str]:
-    """The figure that `draw(axes, theme)` makes, as two data URIs: light and dark."""
-    return _svg(draw, LIGHT, height), _svg(draw, DARK, height)
 
 
 def _svg(draw: Draw, theme: Theme, height: float) -> str:
@@ -147,15 +132,25 @@ def _svg(draw: Draw, theme: Theme, height: float) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-def figure(title: str, draw: Draw, alt: str, caption: str, height: float = 3.5) -> str:
-    """A card with a figure, as HTML."""
-    light, dark = render(draw, height)
-    return (
-        f"<figure><h3>{html.escape(title)}</h3><picture>"
-        f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img src="{light}" alt="{html.escape(alt)}"></picture>'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-    )
+@dataclass(frozen=True)
+class Drawn:
+    """A figure for the page.
+
+    title, caption: above and below it.
+    alt: what it shows, for readers who cannot see it.
+    light, dark: data URIs.
+    """
+
+    title: str
+    caption: str
+    alt: str
+    light: str
+    dark: str
+
+
+def figure(title: str, draw: Draw, alt: str, caption: str, height: float = 3.5) -> Drawn:
+    """The figure that `draw(axes, theme)` makes."""
+    return Drawn(title, caption, alt, _svg(draw, LIGHT, height), _svg(draw, DARK, height))
 
 
 def rate_edges(offers: int, at_most: int = 25) -> list[float]:
@@ -168,33 +163,9 @@ def rate_edges(offers: int, at_most: int = 25) -> list[float]:
 # ------------------------------------------------------------------ other parts
 
 
-def pair(*cards: str) -> str:
-    """Cards side by side, or one below the other where the window is narrow."""
-    return f'<div class="pair">{"".join(cards)}</div>'
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], methods: Sequence[str]) -> str:
-    """A table of plain text; each row begins with a dot in its method's colour. It scrolls where it is too wide."""
-    head = "".join(f"<th>{html.escape(minus(c))}</th>" for c in header)
-    body = ""
-    for method, (name, *cells) in zip(methods, rows, strict=True):
-        numbers = "".join(f"<td>{html.escape(minus(cell))}</td>" for cell in cells)
-        body += f"<tr><td>{key(method)}{html.escape(name)}</td>{numbers}</tr>"
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
 def minus(text: str) -> str:
     """With minus signs that are as wide as a plus; hyphens stay."""
     return re.sub(r"(?<!\w)-(?=[\d ])", "−", text)
-
-
-def gallery(title: str, note: str, items: Sequence[str], kind: str = "") -> str:
-    """A card of small pictures, each an `<li>` of its own. kind: further CSS classes of the grid."""
-    classes = f"gallery {kind}".strip()
-    return (
-        f'<div class="card"><h3>{html.escape(title)}</h3><span class="soft">{html.escape(note)}</span>'
-        f'<ul class="{classes}">{"".join(items)}</ul></div>'
-    )
 
 
 def percent(rate: Tensor | float, digits: int = 0) -> str:
@@ -219,24 +190,3 @@ def _encoded(pixels: Any, kind: str, **options: Any) -> str:
     out = io.BytesIO()
     Image.fromarray(np.asarray(pixels)).save(out, format=kind.upper(), **options)
     return f"data:image/{kind};base64," + base64.b64encode(out.getvalue()).decode()
-
-
-def document(title: str, body: str, style: str = "") -> str:
-    """The whole page. style: CSS beside the shared one."""
-    text = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<style>{STYLE}{style}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
-    return text.replace(" %", "\u00a0%")

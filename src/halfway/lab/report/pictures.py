@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +25,13 @@ class Pictures:
     data: Data | None
     reason: str = ""
 
-    def image(self, id: int, alt: str) -> str:
-        """An `<img>` of one sample."""
+    def image(self, id: int, alt: str) -> dict[str, Any]:
+        """One sample. alt: what it shows."""
         assert self.data is not None
         pixels = _small(self.data.train.picture(id))
         height, width = pixels.shape[:2]
         source = page.png(pixels) if max(height, width) <= FEW else page.jpeg(pixels)
-        return f'<img src="{source}" width="{width}" height="{height}" alt="{html.escape(alt)}">'
+        return {"source": source, "width": width, "height": height, "alt": alt}
 
     @property
     def kind(self) -> str:

@@ -1,4 +1,4 @@
-"""The report's figures: functions that draw them, see `page.render`."""
+"""The report's figures: functions that draw them, see `page.figure`."""
 
 from __future__ import annotations
 
@@ -14,79 +14,11 @@ from ..comparison.verdict import name
 from ..training.run_result import RunResult
 from .counts import Counts
 from .page import Draw, Theme, rate_edges
-from .runs import FEW_METHODS, Groups
+from .runs import Groups
 
 MANY_CLASSES = 40
 SHOWN_OF_MANY = 15
-# Many methods are told apart by these, and named beside the figure.
-MARKERS = "os^DvPX<>*ph"
 _STYLES = ("-", "--", ":", "-.")
-
-
-# ------------------------------------------------------------------------- cost
-
-
-def score_by_cost(rows: Sequence[Row], score: str, values: bool) -> Draw:
-    """Final score against the FLOPs of the whole run: mean ± standard error, small dots are seeds; of many methods only
-    the means, with a marker each.
-
-    values: label points with the settings that vary; without them, each ratio is labelled once.
-    """
-
-    def draw(axes: Any, theme: Theme) -> None:
-        methods = list(dict.fromkeys(row.group.method for row in rows))
-        colours = theme.colours(methods)
-        crowded = len(methods) > FEW_METHODS
-        lines: dict[tuple[Any, ...], list[Row]] = {}
-        for row in rows:
-            lines.setdefault((row.group.method, row.group.settings), []).append(row)
-        labelled: set[Group] = set()
-        for (method, _), points in lines.items():
-            points = sorted(points, key=lambda row: row.cost)
-            marker = MARKERS[methods.index(method) % len(MARKERS)] if crowded else "o"
-            _cost_line(axes, points, colours[method], marker, seeds=not crowded)
-            for row in points:
-                group = row.group if values else Group(method, row.group.ratio)
-                if group.ratio is not None and group not in labelled and (not crowded or method == "random"):
-                    _cost_label(axes, row, group, colours[method])
-                labelled.add(group)
-        axes.set_xlabel("FLOPs of the whole run, relative to full data")
-        axes.set_ylabel(score)
-        axes.margins(x=0.17, y=0.16)
-        axes.grid(color=theme.faint, lw=0.8)
-        if crowded:
-            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
-        else:
-            axes.legend(loc="lower right")
-
-    return draw
-
-
-def _cost_line(axes: Any, points: Sequence[Row], colour: str, marker: str, seeds: bool) -> None:
-    x, y = [row.cost for row in points], [row.mean for row in points]
-    for row in points if seeds else []:
-        scores = list(row.scores.values())
-        axes.plot([row.cost] * len(scores), scores, "o", color=colour, ms=3, alpha=0.45, mew=0)
-    method = points[0].group.method
-    if method == "full":
-        axes.axhline(y[0], color=colour, lw=1, ls=(0, (4, 3)), zorder=0)
-    errors = [row.error or 0.0 for row in points]
-    label = _once(axes, name(method))
-    axes.errorbar(x, y, errors, fmt=f"{marker}-", color=colour, lw=1.6, ms=7, capsize=3, label=label)
-
-
-def _cost_label(axes: Any, row: Row, group: Group, colour: str) -> None:
-    # The dearer of two rivals lies to the right: its labels go there, the cheaper one's to the left.
-    left = group.method == "random"
-    axes.annotate(
-        ", ".join([f"p = {group.ratio:g}", *(str(value) for _, value in group.settings)]),
-        (row.cost, row.mean),
-        (-9 if left else 9, 6 if left else -11),
-        textcoords="offset points",
-        ha="right" if left else "left",
-        color=colour,
-        fontsize=9,
-    )
 
 
 def score_by_setting(rows: Sequence[Row], key: str, score: str) -> Draw:

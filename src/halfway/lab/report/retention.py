@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+from typing import Any
 
 from torch import Tensor
 
@@ -40,32 +40,33 @@ def read_counts(runs: Runs) -> dict[Group, Counts]:
     return found
 
 
-def section(runs: Runs, counts: dict[Group, Counts], pictures: Pictures) -> str:
-    """The section, as HTML; empty if PFB pruned nothing."""
+def section(runs: Runs, counts: dict[Group, Counts], pictures: Pictures) -> dict[str, Any] | None:
+    """The section; None if PFB pruned nothing."""
     main = runs.main
     if main is None or main not in counts:
-        return ""
-    return (
-        "<h2>Who pays for the pruning</h2>"
-        f'<p class="soft">{html.escape(chosen(runs, main))} Pruning at random retains every class and every sample '
-        "alike, up to chance.</p>" + page.pair(*_by_class(runs, counts, main, pictures), *_by_sample(counts, main))
-    )
+        return None
+    both = {group: counts[group] for group in (main.rival("random"), main) if group in counts}
+    return {
+        "intro": chosen(runs, main),
+        "ratio": f"{main.ratio:g}",
+        "by_class": _by_class(runs, counts, main, pictures),
+        "by_sample": _by_sample(both, main),
+        "methods": [{"method": group.method, "name": name(group.method)} for group in both],
+        "numbers": [{"what": what, "of": values} for what, values in _numbers(both)],
+    }
 
 
-def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pictures) -> list[str]:
+def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pictures) -> list[page.Drawn]:
+    """Two figures; none where classes are unknown."""
     mine = counts[main]
     if not mine.class_offered.numel():
-        return [
-            '<div class="card"><h3>Retention per class</h3><p>Not known: only reading all masks from disk would tell '
-            "which classes a sample has. With data.memory=true it is counted.</p></div>"
-        ]
-    names = class_names(runs.first.recipe, pictures, mine.class_offered.shape[1])
+        return []
+    names = class_names(runs.recipe, pictures, mine.class_offered.shape[1])
     rates, height = mine.class_rates, plots.class_height(mine)
     classes = plots.shown_classes(rates)
     text = ", ".join(f"{names[c]} {page.percent(rates[c])}" for c in classes if c is not None)
     end = plots.SHOWN_OF_MANY
     part = f" The {end} least and the {end} most retained of {len(names)} classes." if None in classes else ""
-    recipe = runs.first.recipe
     return [
         page.figure(
             "Retention per class",
@@ -77,32 +78,27 @@ def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pi
         ),
         page.figure(
             f"Retention per class over time, {plots.short(main)}",
-            plots.retention_over_time(mine, names, recipe.unit, recipe.log_every),
-            f"Heat map of the share of each class retained by {main.label}, over {recipe.unit}s.",
+            plots.retention_over_time(mine, names, runs.recipe.unit, runs.recipe.log_every),
+            f"Heat map of the share of each class retained by {main.label}, over {runs.recipe.unit}s.",
             f"Colour: more or less than the mean of {page.percent(mine.share)}.{part}",
             height,
         ),
     ]
 
 
-def _by_sample(counts: dict[Group, Counts], main: Group) -> list[str]:
-    random = main.rival("random")
-    both = {group: counts[group] for group in (random, main) if group in counts}
+def _by_sample(both: dict[Group, Counts], main: Group) -> page.Drawn:
     spread = ", ".join(f"{name(g.method)} {page.percent(_spread(c), 1)}" for g, c in both.items())
-    return [
-        page.figure(
-            f"Retention per sample, p = {main.ratio:g}",
-            plots.retention_histogram(both),
-            f"Histogram of the share of pruned batches in which a sample was retained. Standard deviation: {spread}.",
-            "The wider the curve, the more the same samples are pruned again and again.",
-        ),
-        f'<div class="card"><h3>In numbers, p = {main.ratio:g}</h3>{_numbers(both)}</div>',
-    ]
+    return page.figure(
+        f"Retention per sample, p = {main.ratio:g}",
+        plots.retention_histogram(both),
+        f"Histogram of the share of pruned batches in which a sample was retained. Standard deviation: {spread}.",
+        "The wider the curve, the more the same samples are pruned again and again.",
+    )
 
 
-def _numbers(counts: dict[Group, Counts]) -> str:
+def _numbers(counts: dict[Group, Counts]) -> list[tuple[str, list[str]]]:
     """How unevenly the pruning falls, a column per method."""
-    lines: list[tuple[str, list[str]]] = [
+    lines = [
         ("samples offered", [f"{int((c.offered > 0).sum()):,}" for c in counts.values()]),
         ("times each, median", [f"{c.offers:,}" for c in counts.values()]),
         ("retained, mean", [page.percent(c.share, 1) for c in counts.values()]),
@@ -113,9 +109,7 @@ def _numbers(counts: dict[Group, Counts]) -> str:
     if all(c.class_offered.numel() for c in counts.values()):
         lines.append(("least retained class", [page.percent(_finite(c.class_rates).min(), 1) for c in counts.values()]))
         lines.append(("most retained class", [page.percent(_finite(c.class_rates).max(), 1) for c in counts.values()]))
-    head = "".join(f"<th>{page.key(g.method)}{html.escape(name(g.method))}</th>" for g in counts)
-    body = "".join(f"<tr><th>{what}</th>{''.join(f'<td>{v}</td>' for v in values)}</tr>" for what, values in lines)
-    return f'<table class="numbers"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return lines
 
 
 def _spread(counts: Counts) -> Tensor:

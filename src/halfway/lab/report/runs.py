@@ -16,6 +16,7 @@ from ..comparison.trials import Group, group_of, matters
 from ..comparison.verdict import PFB
 from ..recipes import schema as recipes
 from ..recipes.methods import FULL
+from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
 
 Groups = dict[Group, dict[int, RunResult]]
@@ -30,34 +31,57 @@ _FIRST = (FULL, "random", PFB)
 class Runs:
     """What a report is made from.
 
-    groups: the finished runs by group and seed, in the order of the table.
-    unfinished: the others.
+    groups: the finished runs by group and seed, in the order of the table; empty if only `results.json` is there.
+    unfinished: the other runs.
     timing: wall time of steps as `comparison.timing` gives it, with the labels of `groups`.
+    written: what `results.json` says, where there are no run folders.
     """
 
     groups: Groups
     unfinished: list[RunResult]
     timing: dict[str, Any]
+    written: recorded.Recorded | None = None
+
+    @cached_property
+    def rows(self) -> list[recorded.Row]:
+        """The table."""
+        if self.written is None:
+            return recorded.summarise(self.groups, self.timing["steps"])
+        return sorted(self.written.rows, key=lambda row: _place(row.group))
 
     @property
     def finished(self) -> list[RunResult]:
         return [run for runs in self.groups.values() for run in runs.values()]
 
     @property
-    def first(self) -> RunResult:
-        """Any run: what all of them share can be read there."""
-        return self.finished[0]
+    def recipe(self) -> Recipe:
+        """What all runs share; the rest of it is any run's."""
+        if self.written is None:
+            return self.finished[0].recipe
+        assert self.written.recipe is not None
+        return self.written.recipe
+
+    @property
+    def session(self) -> dict[str, Any]:
+        """Data, versions and machine of a run."""
+        return self.finished[0].sessions[-1] if self.written is None else self.written.session
+
+    @property
+    def command(self) -> str:
+        """That wrote `results.json`, where there are no run folders."""
+        return "" if self.written is None else self.written.command
 
     @property
     def methods(self) -> list[str]:
-        return list(dict.fromkeys(group.method for group in self.groups))
+        groups = self.groups if self.written is None else [row.group for row in self.rows]
+        return list(dict.fromkeys(group.method for group in groups))
 
     @cached_property
     def main(self) -> Group | None:
         """The PFB group that galleries look into: at the ratio nearest to one half, with settings as shipped if there
         are several; None if there is no PFB run."""
         found = [group for group in self.groups if group.method == PFB]
-        shipped = recipes.load(name).identity() if (name := self.first.recipe.name) in recipes.names() else {}
+        shipped = recipes.load(name).identity() if (name := self.recipe.name) in recipes.names() else {}
 
         def far(group: Group) -> tuple[float, int]:
             changed = sum(shipped.get(key) != value for key, value in group.settings)
@@ -90,21 +114,24 @@ class Runs:
     @property
     def example(self) -> RunResult:
         """The first seed of that group; any run if there is no PFB run."""
-        return self.first if self.main is None else next(iter(self.groups[self.main].values()))
+        return self.finished[0] if self.main is None else next(iter(self.groups[self.main].values()))
 
     @property
     def sweep(self) -> str | None:
         """The numeric setting that `--over` swept, if it is one and the only one."""
-        keys = {key for group in self.groups for key, _ in group.settings}
+        settings = [setting for row in self.rows for setting in row.group.settings if setting[0] != "length"]
+        keys = {key for key, _ in settings}
         if len(keys) != 1:
             return None
-        values = {value for group in self.groups for _, value in group.settings}
+        values = {value for _, value in settings}
         return keys.pop() if len(values) > 1 and all(_is_number(v) for v in values) else None
 
 
 def read(arguments: Sequence[str | Path]) -> Runs:
     """The runs in run folders and in folders of run folders: grouped as `compare` has written down, or by what they
     differ in."""
+    if alone := _results_alone(arguments):
+        return alone
     paths = find(arguments)
     results = [RunResult.read(path) for path in paths]
     names = sorted({run.recipe.name for run in results})
@@ -118,6 +145,15 @@ def read(arguments: Sequence[str | Path]) -> Runs:
         raise ValueError(f"none of the {len(results)} run(s) is finished, so there is nothing to report yet. {todo}")
     groups = _as_written_down(arguments, finished) or group_runs(finished)
     return Runs(groups, [run for run in results if not run.finished], _timing(arguments, groups))
+
+
+def _results_alone(arguments: Sequence[str | Path]) -> Runs | None:
+    """A comparison of which only `results.json` is left."""
+    folder = Path(arguments[0])
+    if len(arguments) > 1 or not folder.is_dir() or _is_run(folder) or any(map(_is_run, folder.iterdir())):
+        return None
+    written = recorded.read(folder)
+    return None if written is None or not written.rows else Runs({}, [], written.timing, written)
 
 
 def _as_written_down(arguments: Sequence[str | Path], finished: Sequence[RunResult]) -> Groups | None:

@@ -85,18 +85,18 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes here meanwhile. The lock of a process that was killed is gone."""
+        """No other process writes here meanwhile. The lock of a process that was killed is gone."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path / ".lock", blocking=False)
         try:
-            import fcntl
-        except ModuleNotFoundError:  # not on this system
+            lock.acquire()
+        except Timeout:
+            raise ValueError(f"another process is training in {self.path} right now") from None
+        try:
             yield
-            return
-        with open(self.path / ".lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ValueError(f"another process is training in {self.path} right now") from None
-            yield
+        finally:
+            lock.release()
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, whole or not at all."""

@@ -1,1 +1,0 @@
-"""`halfway demo`: handwritten digits, trained by a few methods beside each other."""
