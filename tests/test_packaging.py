@@ -31,31 +31,16 @@ def name_of(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found.group()).lower()
 
 
-class Imports(ast.NodeVisitor):
-    """Top-level packages that a module imports by absolute names when it runs."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def visit_If(self, node: ast.If) -> None:
-        checked_only = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for part in node.orelse if checked_only else ast.iter_child_nodes(node):
-            self.visit(part)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        self.names |= {alias.name.split(".")[0] for alias in node.names}
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        if not node.level and node.module:
-            self.names.add(node.module.split(".")[0])
-
-
 def imported(folder: Path) -> set[str]:
-    """What modules below `folder` import, without the standard library."""
-    imports = Imports()
+    """Top-level packages that modules below `folder` import by absolute names."""
+    names: set[str] = set()
     for path in folder.rglob("*.py"):
-        imports.visit(ast.parse(path.read_text()))
-    return imports.names - set(sys.stdlib_module_names) - {"halfway"}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names) - {"halfway"}
 
 
 def undeclared(packages: set[str], extra: str) -> set[str]:
