@@ -244,6 +244,14 @@ def test_weights_and_losses_per_image_are_those_of_a_loop() -> None:
         assert float(task.loss(outputs, y, torch.ones(3))) == pytest.approx(float(task.loss(outputs, y)), rel=1e-5)
 
 
+def test_a_run_that_was_called_density_goes_on_as_pfb(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.open(small(method="pfb", prune_ratio=0.5), resume=False)
+    folder.config.write_text(folder.config.read_text().replace("method: pfb", "method: density"))
+    folder.check(small(method="pfb", prune_ratio=0.5), resume=True)
+    folder.check(small(method="density", prune_ratio=0.5), resume=True)
+
+
 def test_settings_are_refused_before_data_are_read_and_those_of_other_methods_do_not_matter(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="threshold must be 'mean', 'match' or a quantile"):
         check(small(method="infobatch", prune_ratio=0.5, **{"infobatch.threshold": 2.0}))

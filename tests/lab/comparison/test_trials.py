@@ -133,3 +133,17 @@ def test_a_wrong_setting_is_refused_when_planning() -> None:
         planned(density__nois=[1, 2])
     with pytest.raises(ValueError, match="unknown method 'pbf'"):
         planned("full pbf")
+
+
+def test_full_data_for_fewer_epochs_cost_what_the_others_do() -> None:
+    trials = plan(RECIPE, ["full", "pfb", "random"], [0.5], [0], {}, fewer_epochs=True)
+    # 13 of 16 epochs prune: random costs 1 - 0.5 * 13/16 = 0.594 of 16 epochs, PFB a little more.
+    assert [t.group.label for t in trials] == ["full", "pfb, p = 0.5", "full, length=10", "random, p = 0.5"]
+    short = trials[2]
+    assert short.recipe == RECIPE.of_length(10).with_settings({"method": "full"})
+    assert short.group.rival_full == short.group, "it is timed and compared on its own"
+
+
+def test_an_alias_is_the_method_it_stands_for() -> None:
+    assert planned("density") == planned("pfb")
+    assert planned("full density pfb") == planned("full pfb")

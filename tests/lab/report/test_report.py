@@ -303,7 +303,7 @@ def test_full_data_for_fewer_epochs_have_a_curve_of_their_own() -> None:
         group_of("full", None, {"length": 6}): {0: result("full", 0.0, 0, 85.0, seen=600, spent=600.0, retained=600)},
         group_of("pfb", 0.5, {}): {0: result("pfb", 0.5, 0, 80.0)},
     }
-    plot = scatter.score_by_cost(summarise(groups, {}), "accuracy, %")
+    plot = scatter.score_by_cost(summarise(groups, {}), "accuracy, %", "epoch")
     assert plot["titles"] == {"full": "full data for fewer epochs"}
     assert [len(curve["pieces"]) for curve in plot["curves"]] == [1]
     assert [point["text"] for point in plot["points"]] == ["", "6 epochs", "p = 0.5"]

@@ -26,8 +26,8 @@ CURVES = {"random": "random pruning per batch", "full": "full data for fewer epo
 FEW = 12  # dots that have room for a label
 
 
-def score_by_cost(rows: Sequence[Row], score: str) -> dict[str, Any]:
-    """What `page.html` draws. score: what the score is."""
+def score_by_cost(rows: Sequence[Row], score: str, unit: str) -> dict[str, Any]:
+    """What `page.html` draws. score: what the score is. unit: of the runs' length, "epoch" or "step"."""
     x = _scale([row.cost for row in rows], 0.06)
     y = _scale([row.mean + sign * (row.error or 0) for row in rows for sign in (-1, 1)], 0.08)
     methods = list(dict.fromkeys(row.group.method for row in rows))
@@ -42,7 +42,7 @@ def score_by_cost(rows: Sequence[Row], score: str) -> dict[str, Any]:
         "titles": {method: CURVES[method] for method in dict.fromkeys(curve["method"] for curve in curves)},
         "dots": len(others) <= PALETTE,
         "marks": [{"method": m, "title": name(m), "shape": shapes[m]} for m in methods],
-        "points": [_point(row, x, y, shapes[row.group.method], len(rows) <= FEW) for row in rows],
+        "points": [_point(row, x, y, shapes[row.group.method], unit if len(rows) <= FEW else None) for row in rows],
         "alt": "Score against FLOPs of the whole run relative to full data. "
         + "; ".join(f"{r.group.label}: {r.mean:.2f} % at {r.cost:.3f} (n = {len(r.scores)})" for r in rows),
     }
@@ -97,7 +97,8 @@ def _but_length(group: Group) -> tuple[Any, ...]:
     return tuple((key, value) for key, value in group.rival_full.settings if key != "length")
 
 
-def _point(row: Row, x: Scale, y: Scale, shape: str, named: bool) -> dict[str, Any]:
+def _point(row: Row, x: Scale, y: Scale, shape: str, unit: str | None) -> dict[str, Any]:
+    """unit: None where there is no room for labels."""
     error = "" if row.error is None else f" ± {row.error:.2f}"
     lines = [f"{row.group.label}", f"{row.mean:.2f}{error} % (n = {len(row.scores)}) at {row.cost:.3f} of the FLOPs"]
     for d, rival in (
@@ -107,11 +108,8 @@ def _point(row: Row, x: Scale, y: Scale, shape: str, named: bool) -> dict[str, A
     ):
         if d is not None:
             lines.append(against(d, rival))
-    text = ""
-    if named and row.group != row.group.rival_full:
-        text = ", ".join([f"p = {row.group.ratio:g}", *(str(value) for _, value in row.group.settings)])
-    elif named:
-        text = ", ".join(f"{value} epochs" if key == "length" else str(value) for key, value in row.group.settings)
+    ratio = [] if row.group.ratio is None else [f"p = {row.group.ratio:g}"]
+    settings = [f"{value:,} {unit}s" if key == "length" else str(value) for key, value in row.group.settings]
     return {
         "label": row.group.label,
         "method": row.group.method,
@@ -120,7 +118,7 @@ def _point(row: Row, x: Scale, y: Scale, shape: str, named: bool) -> dict[str, A
         "low": None if row.error is None else _down(row.mean - row.error, y),
         "high": None if row.error is None else _down(row.mean + row.error, y),
         "shape": shape,
-        "text": text,
+        "text": "" if unit is None else ", ".join([*ratio, *settings]),
         # The cheaper of two rivals lies to the left: its label goes there.
         "left": row.group.method == "random",
         "tip": "\n".join(lines),
