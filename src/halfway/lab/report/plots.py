@@ -67,7 +67,9 @@ def curves(groups: Groups, value: str, title: str) -> Draw:
     def draw(axes: Any, theme: Theme) -> None:
         recipes = [run.recipe for seeds in groups.values() for run in seeds.values()]
         recipe = recipes[0]
-        windows = {(start, r.length if stop is None else stop) for r in recipes for start, stop in [r.window]}
+        windows = {
+            (start, r.length if stop is None else stop) for r in recipes if r.prunes for start, stop in [r.window]
+        }
         if len(windows) == 1:
             axes.axvspan(*windows.pop(), color=theme.faint, alpha=0.45, lw=0)
         colours = theme.colours([group.method for group in groups])
