@@ -45,7 +45,7 @@ class Stats:
     effective_ratio: pruned / seen, which is below `prune_ratio` when the schedule leaves epochs out or batches round.
     relative_flops: FLOPs spent relative to training on all samples, the probe included.
     recompute_reasons: why steps were recomputed instead of replayed, with their number.
-    diagnostics: what the selector says about its choices, see its card; empty for most. NaN: not known yet.
+    diagnostics: what the selector says about its choices, see its card; empty for most, and before the first.
     """
 
     steps: int

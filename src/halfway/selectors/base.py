@@ -151,7 +151,7 @@ class Selector:
         return {name: _named(value) if callable(value) else value for name, value in settings.items()}
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers about the choices so far, for `stats`: always the same names. May wait for the device."""
+        """Numbers about the choices so far, for `stats`, as far as they are known. May wait for the device."""
         return {}
 
     def check(self) -> None:

@@ -76,7 +76,9 @@ class Density(Selector):
         self.channel_dim = channel_dim
         self._channels = Channels(channel_dim)
         self._represented: tuple[Candidates, Tensor] | None = None
-        self._by_density: Tensor | None = None  # the sum over steps of the share of the choice that is the density's
+        # The share of the choice that is the density's: of this step, and the sum over steps.
+        self._share: Tensor | None = None
+        self._by_density: Tensor | None = None
         self._choices = 0
 
     def bind(self, layer_name: str, layer: nn.Module) -> None:
@@ -95,7 +97,7 @@ class Density(Selector):
         finite = x_BD.isfinite().all()
         importance_B = torch.where(finite, importance_B, chance_B)
         retained_S = PF.retain(importance_B, count)
-        self._compare(retained_S, torch.where(finite, score_B, chance_B), finite)
+        self._share = torch.where(finite, _in_common(retained_S, score_B), 0.0)
         return Selection(retained_S, importance_B)
 
     def score(self, estimator: DensityEstimator, x_BD: Tensor) -> Tensor:
@@ -106,26 +108,19 @@ class Density(Selector):
         """(B,) importance: the scores with their share of randomness."""
         return PF.importance(-score_B, self.noise, generator, self.noise_scale)
 
-    def _compare(self, retained_S: Tensor, score_B: Tensor, finite: Tensor) -> None:
-        """Count how much of a choice would have been the same without noise. Nothing waits for the device."""
-        B, S = len(score_B), len(retained_S)
-        if S == B:
-            return
-        alone_B = score_B.new_zeros(B).index_fill(0, PF.retain(score_B, S), 1.0)
-        common = alone_B.index_select(0, retained_S).mean()
-        # Of two random choices S/B are in common.
-        share = torch.where(finite, (common - S / B) / (1 - S / B), 0.0)
-        self._by_density = share if self._by_density is None else self._by_density.to(share) + share
-        self._choices += 1
-
     def diagnostics(self) -> dict[str, float]:
         """chosen_by_density: how much of the choice the density made, and not the noise: the share of the retained
         samples that are also retained without noise, scaled so that chance is 0 and all of them 1. The mean over the
-        steps in which there was a density, since this selector was made; NaN before the first."""
-        share = float("nan") if self._by_density is None else float(self._by_density) / self._choices
-        return {"chosen_by_density": share}
+        steps in which there was a density, since this selector was made; absent before the first."""
+        if self._by_density is None:
+            return {}
+        return {"chosen_by_density": float(self._by_density) / self._choices}
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
+        share, self._share = self._share, None
+        if share is not None and retained is not None:  # here, because a step that raised before counts for nothing
+            self._by_density = share if self._by_density is None else self._by_density.to(share) + share
+            self._choices += 1
         x_BD = self._represent(candidates)
         # One row is poisoned together with all others, so that no rank and no step learns from half a batch.
         x_BD = torch.where(x_BD.isfinite().all(), x_BD, float("nan"))
@@ -194,3 +189,13 @@ class Density(Selector):
         if self.estimator.centroids.device != x_BD.device:
             self.estimator.to(x_BD.device)
         return self.estimator
+
+
+def _in_common(retained_S: Tensor, score_B: Tensor) -> Tensor:
+    """() how much of a choice would have been the same by the scores alone: 1 for all of it, 0 for chance."""
+    B, S = len(score_B), len(retained_S)
+    if S == B:
+        return score_B.new_ones(())
+    alone_B = score_B.new_zeros(B).index_fill(0, PF.retain(score_B, S), 1.0)
+    # Of two random choices S/B are in common.
+    return (alone_B.index_select(0, retained_S).mean() - S / B) / (1 - S / B)

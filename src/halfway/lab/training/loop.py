@@ -324,8 +324,7 @@ class Training:
 
     def _diagnostics(self) -> dict[str, float]:
         """What the selector says about its choices since the run began or was resumed."""
-        found = {} if self.blocker is None else self.blocker.stats.diagnostics
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        return {} if self.blocker is None else self.blocker.stats.diagnostics
 
     # -------------------------------------------------------------- checkpoints
 
