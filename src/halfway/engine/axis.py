@@ -71,18 +71,19 @@ class Logged(NamedTuple):
     along: tuple[Any, ...] = ()
 
 
-def log(func: Any, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Logged:
-    """The entry of an operation in the program."""
+def shapes(out: Any) -> Any:
+    """Of what an operation gave, for the log."""
     if isinstance(out, Tensor):
-        shapes: Any = out.shape
-    elif isinstance(out, (tuple, list)):
-        shapes = tuple(o.shape if isinstance(o, Tensor) else None for o in out)
-    else:
-        shapes = None
-    if not traits.dim or not args or not isinstance(args[0], Tensor):
-        return Logged(traits.logged, shapes)
+        return out.shape
+    return tuple([o.shape if isinstance(o, Tensor) else None for o in out]) if isinstance(out, (tuple, list)) else None
+
+
+def along(func: Any, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The axes that an operation works along, for the log."""
+    if not args or not isinstance(args[0], Tensor):
+        return ()
     dims = ops.argument(func, traits.dim, args, kwargs)
-    return Logged(traits.logged, shapes, (args[0].shape, tuple(dims) if isinstance(dims, list) else dims))
+    return args[0].shape, tuple(dims) if isinstance(dims, list) else dims
 
 
 class SampleAxis:

@@ -199,7 +199,7 @@ class Engine:
             },
             more_arguments=part.more,
             versions=[a._version for values in arguments.values() for a in values if isinstance(a, Tensor)],
-            parameters=self.shallow.fingerprint(),
+            parameters=self.shallow.footprint.fingerprint(),
             autocast=self.shallow.expected_autocast(tensors[0]),
             audited=not turn,
             spot=None if turn else plan.spot(self.counters.steps // SPOT_CHECK_EVERY),
@@ -294,12 +294,7 @@ class Engine:
             return original(*args, **kwargs)
         pending = self._disarm()
         assert pending is not None
-
-        def replay(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            return self._replay(pending, forward, args, kwargs)
-
-        with Interception(self._root, "forward", replay):
-            return original(*args, **kwargs)
+        return self._replay(pending, original, args, kwargs)
 
     def _difference(self, pending: _Pending, args: Any, kwargs: Any) -> str:
         arguments = self.shallow.forward.bind(args, kwargs)
@@ -320,25 +315,26 @@ class Engine:
                     return _OTHER_ARGUMENTS
         if versions != pending.versions:
             return "the retained samples were changed in place before the model was called"
-        if self.shallow.fingerprint() != pending.parameters:
+        if self.shallow.footprint.fingerprint() != pending.parameters:
             return "parameters or buffers changed between the blocker and the model's call"
         if autocast_state(Inputs(args, kwargs).tensors()[0].device.type) != pending.autocast:
             return _AUTOCAST
         return ""
 
     def _replay(self, pending: _Pending, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The root's forward, for the one call that replays."""
-        now, before = HostRandom(), self.shallow.footprint.save()
+        """The one call that replays; if it does not line up, its forward runs as usual."""
+        shallow = self.shallow
         tensors = Inputs(args, kwargs).tensors()
-        owned = self.shallow.footprint.memories
-        replayer = Replayer(tensors, owned, pending.probe.tape, pending.plan, pending.indices, pending.spot)
-        replayer.meter = self._metering
-        replayer.open_ended = self.shallow.whole and pending.more_arguments
-        pending.probe.host_random.restore()
-        finished = False
+        replayer = Replayer(
+            tensors, shallow.footprint.memories, pending.probe.tape, pending.plan, pending.indices, pending.spot
+        )
+        replayer.open_ended = shallow.whole and pending.more_arguments
+        finished = given_up = False
 
         def at_cut(module: nn.Module, args: Any, output: Any) -> None:
             nonlocal finished
+            if finished or given_up:  # the root's own hook, after its forward; or the forward that runs instead
+                return
             replayer.finish()
             replayer.leave()
             replayer.move_statistics()
@@ -347,31 +343,38 @@ class Engine:
             self._count(pending, replayer)
             self._audit(pending, replayer, output)
 
-        try:
-            if self.shallow.whole:  # already inside the call that a hook would end
+        def forward(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            nonlocal given_up
+            replayer.meter = self._metering
+            pending.probe.host_random.restore()
+            try:
                 with replayer.entered():
                     output = original(*args, **kwargs)
-                    at_cut(self._root, args, output)
-            else:
-                with self.shallow.hooked(at_cut), replayer.entered():
-                    output = original(*args, **kwargs)
-            replayer.check()
-            return output
-        except Diverged as difference:
-            failure, reason = None, difference.reason
-        except Exception as error:
-            if finished:
-                raise
-            failure, reason = error, failed(error)
-        replayer.undo()
-        before.restore()
-        now.restore()
-        if failure is None:
+                    if shallow.whole:
+                        at_cut(self._root, args, output)
+                replayer.check()
+                return output
+            except Diverged as difference:
+                failure, reason = None, difference.reason
+            except Exception as error:
+                if finished:
+                    raise
+                failure, reason = error, failed(error)
+            given_up = True
+            replayer.undo()
+            before.restore()
+            now.restore()
+            if failure is None:
+                self._fell_back(reason, len(pending.indices))
+                return original(*args, **kwargs)
+            output = original(*args, **kwargs)  # raises the same, if it was the model's own failure
             self._fell_back(reason, len(pending.indices))
-            return original(*args, **kwargs)
-        output = original(*args, **kwargs)  # raises the same, if it was the model's own failure
-        self._fell_back(reason, len(pending.indices))
-        return output
+            return output
+
+        with shallow.hooked(at_cut):
+            now, before = HostRandom(), shallow.footprint.save()
+            with Interception(self._root, "forward", forward):
+                return original(*args, **kwargs)
 
     def _count(self, pending: _Pending, replayer: Replayer) -> None:
         self.counters.replayed_steps += 1

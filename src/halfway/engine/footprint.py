@@ -5,10 +5,11 @@ replace the data of parameters (`p.data = ...`, which no operation shows). All o
 attributes of a module are a dict, so are its hooks, parameters and submodules. A container is put back as a whole, so
 that a flag and what it stands for ("hooks are installed") cannot come apart.
 
-In every step the attributes of all modules are looked at, and the containers among those of the modules before the
-cut. What else a pass changes (a list in a list, an object that a module holds) is found by an *audit*, which walks
-through everything; it is made on the first batch, and whenever the program is a new one. Attributes in which it found
-something are then walked through in every step.
+In a usual step only the modules before the cut are looked at: their attributes, parameters, submodules and containers.
+What else a pass changes (a module behind the cut, a list in a list, an object that a module holds) is found by an
+*audit*, which walks through everything. It is made on the first batch, now and then, and whenever a pass leaves the
+program of the one before: at that moment, before the first operation that is new. What an audit has once found is
+looked at in every step from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import io
 import pickle
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import is_
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -26,7 +27,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .sharding import memory, sharded
+from ..modules import is_compiled
+from .sharding import local, memory, sharded
 
 _CONTAINERS = (dict, list, set, deque, bytearray)
 # Objects of these packages keep state that cannot be read or set from outside, but that shows when they are pickled.
@@ -43,97 +45,218 @@ class Footprint:
 
     Attributes:
         modules: all modules of the model.
-        entered: those that run before the cut; all, until `enter` says which.
-        memories: where parameters and buffers lay when something was last saved.
+        memories: where the watched parameters and buffers lie.
     """
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
-        self._known: list[tuple[nn.Module, list[Any]]] = []
+        self._children: list[list[Any]] = []
         # Attributes in which an audit found something that changes: whose they are, and their names.
         self._changing: dict[tuple[int, str], tuple[Any, str]] = {}
+        # Modules that an audit saw change.
+        self._found: list[nn.Module] = []
         self._names: dict[nn.Module, str] = {}
-        self.modules: list[nn.Module] = []
-        self.entered: list[nn.Module] = []
-        self.memories: set[int] = set()
+        self._watched: list[nn.Module] = []
+        self._view = _View([])
+        self._known: list[Any] = []
         self._data = _Data([])
+        self.modules: list[nn.Module] = []
+        self.memories: set[int] = set()
         self.refresh()
 
     def refresh(self) -> bool:
-        """List the modules again if some have come or gone; returns whether they have."""
-        if self._known and all(_same_values(m._modules, children) for m, children in self._known):
+        """Look again at what is watched, if something was changed from outside; returns whether modules have come or
+        gone."""
+        present = self._view.present()
+        if self.modules and _identical(present, self._known):
+            self._refresh_data()
             return False
-        self.modules = list(self._root.modules())
-        self._known = [(m, list(m._modules.values())) for m in self.modules]
-        self._names = {m: n for n, m in self._root.named_modules()}
-        self.entered = self.modules
-        return True
+        restructured = [list(m._modules.values()) for m in self.modules] != self._children or not self.modules
+        if restructured:
+            self._found = []
+            self._names = self.names()
+            self.modules = list(self._names)
+            self._children = [list(m._modules.values()) for m in self.modules]
+            self._watched = self.modules
+        self._look()
+        return restructured
+
+    def _look(self) -> None:
+        self._view = _View(self._watched)
+        self._known = self._view.present()
+        self._refresh_data()
+
+    def _refresh_data(self) -> None:
+        # FSDP2 exchanges parameters by itself, at its own times.
+        tensors = [] if self._view.shards else self._view.tensors
+        if not self._data.holds(tensors):
+            self._data = _Data(tensors)
+            self.memories = {memory(t) for t in self._view.tensors}
+
+    def names(self) -> dict[nn.Module, str]:
+        """All modules that the model has now, with their names."""
+        return {m: n for n, m in self._root.named_modules()}
 
     def name(self, module: nn.Module) -> str | None:
         """Its name in the model; None for one that is not in it."""
         return self._names.get(module)
 
-    def enter(self, modules: set[nn.Module]) -> None:
-        """These run before the cut."""
-        self.entered = [m for m in self.modules if m in modules]
+    def watch_all(self) -> None:
+        """It is not known which modules run before the cut."""
+        self._watched = self.modules
+        self._look()
+
+    def watch(self, entered: set[nn.Module], touched: set[int]) -> None:
+        """These run before the cut, and the tensors in these memories are used there."""
+        used = [m for m in self.modules if m in entered or any(memory(t) in touched for t in _tensors_of(m))]
+        self._watched = [*used, *(m for m in self._found if m not in used)]
+        self._look()
 
     def tensors(self) -> list[Tensor]:
-        """All parameters and buffers."""
-        owned = [d for m in self.modules for d in (m._parameters, m._buffers) if d]
-        return [t for d in owned for t in d.values() if t is not None]
+        """All parameters and buffers of the model."""
+        return [t for m in self.modules for t in _tensors_of(m)]
 
+    @property
     def shards(self) -> list[Any]:
-        """The modules that FSDP2 shards."""
-        return sharded(self.modules)
+        """The watched modules that FSDP2 shards."""
+        return self._view.shards
 
-    def _present_data(self) -> _Data:
-        # FSDP2 exchanges parameters by itself, at its own times.
-        tensors = [] if self.shards() else self.tensors()
-        if not self._data.holds(tensors):
-            self._data = _Data(tensors)
-            self.memories = {memory(t) for t in self.tensors()}
-        return self._data
+    @property
+    def compiled(self) -> bool:
+        """Whether a watched module is compiled."""
+        return self._view.compiled
+
+    def fingerprint(self) -> list[Any]:
+        """Changes when a watched parameter or buffer does, but for the statistics that training-mode BatchNorm only
+        writes."""
+        return self._view.fingerprint()
+
+    def written_statistics(self) -> set[int]:
+        """The memories of the statistics that training-mode BatchNorm only writes."""
+        return {memory(t) for t in self._view.statistics}
 
     def save(self) -> Saved:
-        """Everything as it is now."""
+        """Everything that is watched, as it is now."""
         self.refresh()
-        containers: list[Any] = [vars(m) for m in self.modules]
-        for module in self.entered:
-            containers += [v for v in vars(module).values() if isinstance(v, _CONTAINERS)]
-        containers += [m._modules for m, children in self._known if children]
         walk = _Walk(self._names)
         for owner, name in self._changing.values():
             walk.through(owner, name, vars(owner).get(name) if name else vars(owner))
-        containers += [found.container for found in walk.found]
-        return Saved(self, containers, self._present_data())
+        return Saved(self._view, self._data, [found.container for found in walk.found], self.modules)
 
     @contextlib.contextmanager
-    def kept(self, audited: bool = False) -> Iterator[None]:
+    def kept(self, audited: bool = False) -> Iterator[Audit]:
         """Whatever happens in here is taken back. If `audited`, everything that the model holds is looked at."""
         saved = self.save()
-        walk = _Walk(self._names)
+        audit = Audit(self)
         if audited:
-            for module in self.modules:
-                for name, value in vars(module).items():
-                    walk.through(module, name, value)
-            for t in self.tensors():
-                walk.through(t, "", vars(t))
-        contents = [(found, _copy(found.container)) for found in walk.found]
+            audit.begin()
         try:
-            yield
+            yield audit
         finally:
-            for found, copy in contents:
-                if _changed(found.container, copy):
-                    _put_back(found.container, copy)
-                    self._changing[id(found.owner), found.name] = found.owner, found.name
+            audit.restore()
             saved.restore()
-        for path, found, before in walk.opaque:
+        audit.check()
+
+    def note_change(self, owner: Any, name: str) -> None:
+        """An audit saw something change within this attribute of a module, or (name "") in an attribute of a tensor."""
+        self._changing[id(owner), name] = owner, name
+
+    def watch_also(self, modules: list[nn.Module]) -> None:
+        """An audit saw these change."""
+        self._found += [m for m in modules if m not in self._found]
+        more = [m for m in modules if m not in self._watched]
+        if more:
+            self._watched = [*self._watched, *more]
+            self._known = []
+
+
+class Audit:
+    """Looks at everything that a model holds, from the moment on that it begins."""
+
+    def __init__(self, footprint: Footprint) -> None:
+        self._footprint = footprint
+        self._saved: Saved | None = None
+        self._walk = _Walk({})
+        self._contents: list[tuple[_Found, Any]] = []
+
+    def begin(self) -> None:
+        """From now on, if it has not begun already."""
+        if self._saved is not None:
+            return
+        names = self._footprint.names()
+        view = _View(list(names))
+        self._saved = Saved(view, _Data([] if view.shards else view.tensors), [], view.modules)
+        self._walk = _Walk(names)
+        for module in view.modules:
+            for name, value in vars(module).items():
+                self._walk.through(module, name, value)
+        for t in view.tensors:
+            self._walk.through(t, "", vars(t))
+        self._contents = [(found, _copy(found.container)) for found in self._walk.found]
+
+    def restore(self) -> None:
+        if self._saved is None:
+            return
+        for found, copy in self._contents:
+            if _changed(found.container, copy):
+                _put_back(found.container, copy)
+                self._footprint.note_change(found.owner, found.name)
+        self._footprint.watch_also(self._saved.restore())
+
+    def check(self) -> None:
+        """Raise if something has changed that cannot be put back."""
+        for path, found, before in self._walk.opaque:
             if _shown(found) != before:
                 raise TypeError(
                     f"{path} is a {type(found).__name__} that the forward pass changes and that halfway cannot put "
                     "back, so it would change more than once per step; draw from the global generators instead, count "
                     "in a plain attribute or a buffer, or do it outside of forward"
                 )
+
+
+class _View:
+    """Some modules: their containers, tensors, and what follows from these."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = modules
+        self.dicts: list[dict[Any, Any]] = []
+        self.sequences: list[Any] = []
+        self.others: list[Any] = []
+        self.empty: list[Any] = []
+        self.owners: dict[int, nn.Module] = {}
+        for module in modules:
+            for container in [vars(module), *(v for v in vars(module).values() if isinstance(v, _CONTAINERS))]:
+                self.owners[id(container)] = module
+                self._sort_in(container)
+        self.tensors = [t for m in modules for t in _tensors_of(m)]
+        self.shards = sharded(modules)
+        self.compiled = any(map(is_compiled, modules))
+        norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+        self.statistics = [b for m in norms for b in m._buffers.values() if b is not None]
+        aside = {id(b) for b in self.statistics}
+        self._read = [t for t in self.tensors if id(t) not in aside]
+
+    def _sort_in(self, container: Any) -> None:
+        if not len(container):
+            self.empty.append(container)
+        elif isinstance(container, dict):
+            self.dicts.append(container)
+        elif isinstance(container, (list, deque)):
+            self.sequences.append(container)
+        else:
+            self.others.append(container)
+
+    def present(self) -> list[Any]:
+        """All that its containers hold, for a comparison by identity."""
+        found = [v for d in self.dicts for v in d.values()]
+        found += [k for d in self.dicts for k in d]
+        found += [v for c in self.sequences for v in c]
+        # A container that was empty and is not any more.
+        return [*found, *filter(None, self.empty)]
+
+    def fingerprint(self) -> list[Any]:
+        tensors = self._read
+        return [[t.data_ptr() for t in map(local, tensors)], [t._version for t in tensors], tensors]
 
 
 class _Data:
@@ -146,14 +269,17 @@ class _Data:
 
     def holds(self, tensors: list[Tensor]) -> bool:
         """Whether it is these tensors, with this data, that it knows."""
-        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
-        return same and _lying(tensors) == self._lying
+        return _identical(tensors, self.tensors) and _lying(tensors) == self._lying
 
-    def restore(self) -> None:
-        if _lying(self.tensors) != self._lying:
-            for t, before in zip(self.tensors, self._data, strict=True):
-                if _lying([t]) != _lying([before]):
-                    t.data = before
+    def restore(self) -> list[Tensor]:
+        """Returns those that have changed."""
+        if _lying(self.tensors) == self._lying:
+            return []
+        pairs = zip(self.tensors, self._data, strict=True)
+        changed = [(t, before) for t, before in pairs if _lying([t]) != _lying([before])]
+        for t, before in changed:
+            t.data = before
+        return [t for t, _ in changed]
 
 
 def _lying(tensors: list[Tensor]) -> list[Any]:
@@ -161,39 +287,68 @@ def _lying(tensors: list[Tensor]) -> list[Any]:
     return [(t.data_ptr(), t.shape) for t in tensors]
 
 
-class Saved:
-    """The containers and the data of parameters at one moment."""
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    return [t for d in (module._parameters, module._buffers) if d for t in d.values() if t is not None]
 
-    def __init__(self, footprint: Footprint, containers: Iterable[Any], data: _Data) -> None:
-        self._footprint = footprint
-        self._contents: list[tuple[Any, Any]] = []
-        self._empty: list[Any] = []
-        for container in containers:
-            if len(container):
-                self._contents.append((container, _copy(container)))
-            else:
-                self._empty.append(container)
+
+def _identical(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(map(is_, a, b))
+
+
+class Saved:
+    """Containers and the data of parameters at one moment.
+
+    Args:
+        view: what is looked at. data: of its tensors.
+        more: further containers.
+        modules: all of the model, on which hooks may be registered.
+    """
+
+    def __init__(self, view: _View, data: _Data, more: list[Any], modules: list[nn.Module]) -> None:
+        self._view = view
+        self._present = view.present()
+        self._contents = [(d, {**d}) for d in view.dicts]
+        self._contents += [(c, [*c]) for c in view.sequences]
+        self._others = [(c, _copy(c)) for c in [*view.others, *more]]
         self._data = data
         self._need_gradients = [t.requires_grad for t in data.tensors]
+        self._modules = modules
         self._next_hook = RemovableHandle.next_id
 
-    def restore(self) -> None:
-        for container, copy in self._contents:
-            if _changed(container, copy):
-                _put_back(container, copy)
-        for container in self._empty:
-            if container:
+    def restore(self) -> list[nn.Module]:
+        """Put everything back; returns the modules in which something had changed."""
+        changed: list[Any] = []
+        # The containers as they were found: what is in them now may be others.
+        if not _identical(self._view.present(), self._present):
+            for container, copy in self._contents:
+                if _changed(container, copy):
+                    changed.append(container)
+                    _put_back(container, copy)
+            for container in filter(None, self._view.empty):
+                changed.append(container)
                 container.clear()
-        self._data.restore()
-        for t, needs_gradient in zip(self._data.tensors, self._need_gradients, strict=True):
-            if t.requires_grad is not needs_gradient:
-                t.requires_grad_(needs_gradient)
+        for container, copy in self._others:
+            if _changed(container, copy):
+                changed.append(container)
+                _put_back(container, copy)
+        owners = [self._view.owners[id(c)] for c in changed if id(c) in self._view.owners]
+        moved = {id(t) for t in self._data.restore()}
+        tensors = self._data.tensors
+        if [t.requires_grad for t in tensors] != self._need_gradients:
+            for t, needs_gradient in zip(tensors, self._need_gradients, strict=True):
+                if t.requires_grad is not needs_gradient:
+                    moved.add(id(t))
+                    t.requires_grad_(needs_gradient)
+        if moved:
+            owners += [m for m in self._view.modules if any(id(t) in moved for t in _tensors_of(m))]
         if RemovableHandle.next_id != self._next_hook:
             self._remove_hooks()
+        return owners
 
     def _remove_hooks(self) -> None:
-        """Those registered since: on modules behind the cut, whose containers were not saved, and on parameters."""
-        owners = [(m, _HOOKS) for m in self._footprint.modules] + [(t, _TENSOR_HOOKS) for t in self._data.tensors]
+        """Those registered since: on modules whose containers were not saved, and on parameters."""
+        owners = [(m, _HOOKS) for m in self._modules]
+        owners += [(t, _TENSOR_HOOKS) for m in self._modules for t in _tensors_of(m)]
         for owner, names in owners:
             for name in names:
                 hooks = getattr(owner, name) or {}

@@ -15,7 +15,6 @@ sample axis (see `axis`): its schema says which arguments name an axis, and whet
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -86,7 +85,9 @@ class Traits(NamedTuple):
     opaque: whether nobody knows what it does to the sample axis.
     redirects: whether it gives a tensor other memory.
     fills: whether what it writes to does not depend on what was there.
-    numbers, sizes: positions of the arguments that `plain` tells apart. (Instead of a tensor it may get a number.)
+    plain: whether it can be given anything beside tensors (instead of a second tensor it may get a number).
+    numbers: positions of the arguments that may be numbers to compute with. tensor_lists: of those that are lists of
+    tensors.
     """
 
     kind: Kind
@@ -102,13 +103,26 @@ class Traits(NamedTuple):
     opaque: bool = False
     redirects: bool = False
     fills: bool = False
+    plain: bool = True
     numbers: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
+    tensor_lists: tuple[int, ...] = ()
 
 
-@functools.cache
+# By identity, and so held: hashing an operation is a call of Python.
+_KNOWN: dict[int, Traits] = {}
+_HELD: list[Any] = []
+
+
 def traits(func: Any) -> Traits:
     """The traits of an operation as a dispatch mode sees it (an OpOverload or a higher-order operator)."""
+    try:
+        return _KNOWN[id(func)]
+    except KeyError:
+        _HELD.append(func)
+        return _KNOWN.setdefault(id(func), _traits(func))
+
+
+def _traits(func: Any) -> Traits:
     if not isinstance(func, torch._ops.OpOverload):
         return Traits("cheap", logged=func, opaque=True)
     name = func._schema.name.removeprefix("aten::")
@@ -127,15 +141,16 @@ def traits(func: Any) -> Traits:
         opaque=func.namespace not in _KNOWN_NAMESPACES,
         redirects=name in _REDIRECTING,
         fills=torch.Tag.nondeterministic_seeded in func.tags and name not in _DRAWS_FROM_WRITTEN,
+        plain=[str(a.type) for a in func._schema.arguments] != ["Tensor"],
         numbers=_numbers(func, name),
-        sizes=_sizes(func, name),
+        tensor_lists=tuple(i for i, a in enumerate(func._schema.arguments) if _item(a) == "List[Tensor"),
     )
 
 
-def _plain_types(func: torch._ops.OpOverload) -> list[str]:
-    """The types of the arguments without "optional" and "list"; but a list of tensors holds no numbers."""
-    found = [str(a.type).replace("Optional[", "").rstrip("]") for a in func._schema.arguments]
-    return [t if t == "List[Tensor" else t.removeprefix("List[") for t in found]
+def _item(argument: Any) -> str:
+    """The type of an argument without "optional"; of a list, that of its entries, if they are no tensors."""
+    found = str(argument.type).replace("Optional[", "").rstrip("]")
+    return found if found == "List[Tensor" else found.removeprefix("List[")
 
 
 def _numbers(func: torch._ops.OpOverload, name: str) -> tuple[int, ...]:
@@ -143,13 +158,8 @@ def _numbers(func: torch._ops.OpOverload, name: str) -> tuple[int, ...]:
         return ()
     # How large a random number may be is a whole number, and one to compute with.
     draws = torch.Tag.nondeterministic_seeded in func.tags
-    declared = zip(_plain_types(func), func._schema.arguments, strict=True)
-    return tuple(i for i, (t, a) in enumerate(declared) if t in _NUMBERS or (draws and t == "int" and a.name != "size"))
-
-
-def _sizes(func: torch._ops.OpOverload, name: str) -> tuple[int, ...]:
-    numbers = _numbers(func, name)
-    return tuple(i for i, t in enumerate(_plain_types(func)) if t in ("int", *_NUMBERS) and i not in numbers)
+    declared = [(a.name, _item(a)) for a in func._schema.arguments]
+    return tuple(i for i, (n, t) in enumerate(declared) if t in _NUMBERS or (draws and t == "int" and n != "size"))
 
 
 def _kind(func: torch._ops.OpOverload) -> Kind:
@@ -207,11 +217,21 @@ def argument(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     """The value an argument has in this call, its default included; None if there is no such argument."""
     if name in kwargs:
         return kwargs[name]
-    for position, declared in enumerate(func._schema.arguments):
-        if declared.name == name:
-            return args[position] if position < len(args) else declared.default_value
-    return None
+    position, default = _declared(func, name)
+    return args[position] if 0 <= position < len(args) else default
 
+
+def _declared(func: Any, name: str) -> tuple[int, Any]:
+    """Position and default of an argument; (-1, None) if there is none of that name."""
+    key = id(func), name
+    if key not in _DECLARED:
+        _HELD.append(func)
+        found = [(i, a.default_value) for i, a in enumerate(func._schema.arguments) if a.name == name]
+        _DECLARED[key] = found[0] if found else (-1, None)
+    return _DECLARED[key]
+
+
+_DECLARED: dict[tuple[int, str], tuple[int, Any]] = {}
 
 # What an operation is that hands on what it gets.
 HANDS_ON = traits(aten.detach.default)

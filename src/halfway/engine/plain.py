@@ -14,32 +14,46 @@ from torch import Tensor
 
 from .ops import Traits
 
+# By position, None for tensors; and those given by name.
+Given = tuple[Any, Any]
+
+_NOTHING: Given = ((), ())
+_TYPES = frozenset({int, float, bool, complex, list, tuple})
+
+
+def given(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+    """What an operation is given beside tensors; a tensor that Python has just made counts as a number."""
+    if not traits.plain and not kwargs:
+        return (_Made(args[0]), ()) if traits.from_host else _NOTHING
+    found = [a if type(a) in _TYPES else None for a in args]
+    for i in traits.tensor_lists:
+        if i < len(found):
+            found[i] = None
+    return found, [v for v in kwargs.values() if type(v) in _TYPES] if kwargs else ()
+
 
 class Plain(NamedTuple):
-    """The arguments of an operation that are no tensors.
+    """The same, told apart.
 
-    numbers: what it computes with. sizes: whole numbers that say where or how many, which may well follow the batch.
+    numbers: what an operation computes with. sizes: what says where or how many, and may well follow the batch.
     """
 
-    numbers: tuple[Any, ...]
-    sizes: tuple[Any, ...]
+    numbers: list[Any]
+    sizes: list[Any]
+
+    @classmethod
+    def of(cls, traits: Traits, found: Given) -> Plain:
+        by_position, by_name = found
+        if isinstance(by_position, _Made):
+            return cls([by_position], [])
+        numbers = [v for i, v in enumerate(by_position) if i in traits.numbers]
+        return cls([*numbers, *by_name], [v for i, v in enumerate(by_position) if i not in traits.numbers])
 
     def agrees(self, other: Plain) -> bool:
-        return self == other or (self.sizes == other.sizes and self.same_numbers(other))
+        return self.sizes == other.sizes and self.same_numbers(other)
 
     def same_numbers(self, other: Plain) -> bool:
         return len(self.numbers) == len(other.numbers) and all(map(same, self.numbers, other.numbers))
-
-
-def given(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plain:
-    """What an operation is given beside tensors; a tensor that Python has just made counts as a number."""
-    if traits.from_host:
-        return Plain((_Made(args[0]),), ())
-    count = len(args)
-    numbers = [args[i] for i in traits.numbers if i < count and not isinstance(args[i], Tensor)]
-    if kwargs:
-        numbers += [v for v in kwargs.values() if isinstance(v, (int, float, complex))]
-    return Plain(tuple(numbers), tuple([args[i] for i in traits.sizes if i < count]))
 
 
 class _Made:

@@ -26,6 +26,7 @@ from torch import Tensor
 from . import batch_norm, ops, plain
 from .axis import Logged, Reading, SampleAxis, shapes_on_all
 from .flops import flops_of
+from .plain import Plain
 from .plan import Op, Plan, Samples, candidates, is_inexact
 from .replay import Replayer, like, same_operation, shapes
 from .sandbox import tensors_in, written_tensors
@@ -124,7 +125,8 @@ class Rehearsal(Proving):
         if i >= len(program) or not same_operation(program[i].func, traits.logged):
             raise Diverged(f"the shallow part runs other operations on {len(self._indices)} samples ({func})")
         self._logged = program[i]
-        given, expected = plain.given(traits, args, kwargs), self._tape.plain[i]
+        given = Plain.of(traits, plain.given(traits, args, kwargs))
+        expected = Plain.of(traits, self._tape.plain[i])
         if not given.agrees(expected):
             self._plan.uneven[i] = expected, given
             if not given.same_numbers(expected):
@@ -284,7 +286,8 @@ class Swap(Proving):
         i, self._at = self._at, self._at + 1
         if i >= len(self._plan.program) or not same_operation(self._plan.program[i].func, traits.logged):
             raise Diverged(f"the shallow part runs other operations for other values ({func})")
-        if not plain.given(traits, args, kwargs).agrees(self._tape.plain[i]):
+        given = Plain.of(traits, plain.given(traits, args, kwargs))
+        if not given.agrees(Plain.of(traits, self._tape.plain[i])):
             raise Diverged(f"the shallow part computes with other numbers for other values ({func})")
 
     def _next(self, func: Any, kind: str) -> tuple[Entry, Op]:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_curren
 
 from . import batch_norm, ops, plain
 from .flops import Meter
+from .plain import Plain
 from .plan import Op, Plan, disagreement
 from .sandbox import Pass, written_tensors
 from .sharding import memory
@@ -105,7 +106,7 @@ class Replayer(Pass):
         if i >= len(self._plan.sequence) or self._plan.sequence[i] is not traits.logged:
             raise Diverged("the shallow part runs other operations than in the probe")
         given, expected = plain.given(traits, args, kwargs), self._tape.plain[i]
-        if given != expected and not self._plan.explains(i, expected, given):
+        if given != expected and not self._plan.explains(i, Plain.of(traits, expected), Plain.of(traits, given)):
             raise Diverged(f"{func} is given other numbers for {len(self._indices)} samples than for {self._tape.size}")
 
     def _run(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:

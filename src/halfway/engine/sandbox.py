@@ -30,6 +30,8 @@ from . import ops
 from .footprint import Footprint
 from .sharding import local, memory
 
+_THE_FIRST = (0,)
+
 
 class Pass(TorchDispatchMode):
     """A forward pass with an undo log, that knows which parameters and buffers an operation is given.
@@ -44,12 +46,18 @@ class Pass(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Newer versions wrap every call so that dynamo does not compile it. No pass of ours runs inside of something
+        compiled, and the wrapper is a third of what an empty mode costs."""
+        return False
+
     def __init__(self, inputs: list[Tensor], owned: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         super().__init__()
         self._owned = owned
         self._born: set[int] = set()
         self._inputs = {memory(t) for t in inputs}
-        self._undo: dict[int, tuple[Any, Any]] = {}
+        self._undo: dict[int, tuple[Any, Any]] = {}  # by memory: what has changed, and what it was
         self._redirected: list[tuple[Tensor, Tensor]] = []
         self.generators: list[tuple[torch.Generator, Tensor]] = []
         self._casts: dict[int, tuple[tuple[int, int], Tensor]] = {}
@@ -69,9 +77,9 @@ class Pass(TorchDispatchMode):
 
     def undo(self) -> None:
         """Give all memory that outlasts the pass the bytes it had when the pass began."""
-        for storage, before in self._undo.values():
-            if storage.nbytes() == before.nbytes():  # FSDP2 takes back what it had gathered
-                storage.copy_(before)  # no operation on a tensor: a graph that saved one must not see its version move
+        for changed, before in self._undo.values():
+            if isinstance(before, Tensor) or changed.nbytes() == before.nbytes():  # FSDP2 takes back what it gathered
+                changed.copy_(before)
         self._undo.clear()
         for t, before in self._redirected:
             t.data = before
@@ -102,10 +110,15 @@ class Pass(TorchDispatchMode):
         return out
 
     def _note_birth(self, out: Any) -> None:
-        for t in (out,) if isinstance(out, Tensor) else tensors_in(out):
-            self._born.add(memory(t))
+        if type(out) is Tensor:
+            self._born.add(out.untyped_storage()._cdata)
+        else:
+            self._born.update([memory(t) for t in tensors_in(out)])
 
     def _before_write(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if traits.written == _THE_FIRST and type(args[0]) is Tensor and not traits.redirects:
+            self._protect(memory(args[0]), args[0])
+            return
         for t in written_tensors(traits, args, kwargs):
             self._protect(memory(t), t)
             if traits.redirects:
@@ -118,8 +131,13 @@ class Pass(TorchDispatchMode):
 
     def _protect(self, where: int, t: Tensor) -> None:
         """Somebody is about to write to this memory."""
-        if where not in self._born and where not in self._undo:
-            storage = local(t).untyped_storage()
+        if where in self._born or where in self._undo:
+            return
+        # Neither way is an operation on the tensor itself: a graph that saved it must not see its version move.
+        storage = local(t).untyped_storage()
+        if t.is_contiguous() and t.nbytes == storage.nbytes() and type(t) is Tensor:
+            self._undo[where] = t.data, t.detach().clone()
+        else:
             self._undo[where] = storage, storage.clone()
 
     def _note_cast(self, source: Any, result: Tensor) -> None:
@@ -132,11 +150,10 @@ class Pass(TorchDispatchMode):
         where = memory(t)
         if where in self._owned:
             return where, t.storage_offset()
-        cast = self._casts.get(where)
-        return cast[0] if cast else None
+        return self._casts[where][0] if where in self._casts else None
 
-    def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple([self._origin(a) for a in args if isinstance(a, Tensor)])
+    def _given(self, args: tuple[Any, ...]) -> list[Any]:
+        return [self._origin(a) for a in args if isinstance(a, Tensor)]
 
 
 class Guard(Pass):

@@ -7,6 +7,7 @@ user's model, or that part of it, and leave no trace but what they return.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from ..batches import batch
 from ..batches.inputs import Forward, Inputs
 from ..errors import not_finite
 from ..modules import is_compiled
+from .axis import Logged
 from .flops import Meter
 from .footprint import Footprint
 from .interception import Interception
@@ -26,7 +29,6 @@ from .plan import Plan, disagreement, tolerance
 from .rehearsal import Rehearsal, Swap
 from .replay import Replayer
 from .sandbox import Guard, HostRandom, NoGraph, TorchRandom, put_back, sandbox
-from .sharding import local, memory
 from .tape import Diverged, Recorder, Tape
 
 # Differences beyond this many tolerances are errors, not rounding.
@@ -34,6 +36,11 @@ ERROR = 4.0
 # How many kinds of steps are remembered, and how many rehearsals are normal before it looks hopeless.
 _PLANS = 64
 _MANY_REHEARSALS = 16
+
+# In every so many probes everything that the model holds is looked at.
+_AUDIT_EVERY = 256
+
+AtCut = Callable[[nn.Module, Any, Any], None]
 
 _UNDECIDED = "a random draw in the shallow part did not show yet which sample it belongs to"
 
@@ -119,6 +126,10 @@ class Shallow:
         self._plans: dict[Any, list[Plan]] = {}
         self._probes = self._rehearsals = 0
         self._reached = False
+        self._waiting: list[AtCut] = []
+        self._hook = _passing_on_to(self._waiting)
+        self._hook_number = RemovableHandle(OrderedDict()).id
+        self._last_program: tuple[int, list[Any]] = (0, [])
         # Whether the shallow part runs a backward pass of its own, for which things must be saved.
         self._needs_graph = False
 
@@ -156,16 +167,21 @@ class Shallow:
         host_random, torch_random = HostRandom(), TorchRandom(tensors[0].device)
         recorder: Recorder | None = None
         try:
-            # The first one: everything the model holds is looked at, and who takes part.
-            new = self.footprint.refresh() or not self._reached
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.hooked(stop))
                 watched = stack.enter_context(self._watching())
+                # The first one: everything the model holds is looked at, and who takes part.
+                new = self.footprint.refresh() or not self._reached
+                touched: set[int] = set()
                 if new:
+                    self.footprint.watch_all()
                     stack.enter_context(_modules_seen(lambda m, _: entered.add(m)))
-                    stack.callback(self.footprint.enter, entered)
-                stack.enter_context(self.footprint.kept(audited=new))
+                    stack.callback(self.footprint.watch, entered, touched)
+                audit = stack.enter_context(self.footprint.kept(new or self._probes % _AUDIT_EVERY == 0))
                 recorder = Recorder(tensors, self.footprint.memories, size)
+                recorder.touched = touched if new else None
+                if self._last_program[0] == size:
+                    recorder.expect(self._last_program[1], audit.begin)
                 if refusal:
                     recorder.tape.refuse(refusal)
                 stack.enter_context(self._passing(tensors[0], graph))
@@ -173,9 +189,10 @@ class Shallow:
                 self._run(inputs)
             seen = self.seen(found, size, watched)
             self._reached = True
+            self._last_program = size, recorder.tape.program
             if self._refusal():
                 recorder.tape.refuse(self._refusal())
-            if self.several_ranks and not recorder.written <= self._statistics():
+            if self.several_ranks and not recorder.written <= self.footprint.written_statistics():
                 # DDP's broadcast_buffers does so right before the forward, and does not always show in a version.
                 recorder.tape.refuse("the shallow part writes buffers of its own, which ranks exchange before the call")
             if recorder.wrote_input:
@@ -277,9 +294,9 @@ class Shallow:
     def _refusal(self) -> str:
         if self.compiled:
             return "the model is compiled (compile only its deep part to replay)"
-        if any(map(is_compiled, self.footprint.entered)):
+        if self.footprint.compiled:
             return "the shallow part is compiled (compile only the deep part to replay)"
-        if self.footprint.shards():
+        if self.footprint.shards:
             # A rehearsal, or a replay that diverges, runs layers once more. On one rank alone that would be a hang.
             return "the model is sharded by FSDP2, whose ranks must run every layer equally often"
         if self._needs_graph:
@@ -292,7 +309,7 @@ class Shallow:
         FSDP2 expects every forward to return, and a backward pass before the weights change: it sees the one, and is
         told that the other will not come.
         """
-        shards = self.footprint.shards()
+        shards = self.footprint.shards
         with contextlib.suppress(Stop), contextlib.ExitStack() as stack:
             if shards:
                 stack.enter_context(Interception(self.root, "forward", _until_stopped))
@@ -307,8 +324,8 @@ class Shallow:
         device = example.device.type
         enabled, dtype = self.expected_autocast(example)
         with contextlib.ExitStack() as stack:
-            if self.has_compiled_parts():
-                # Also for a deep part: some versions never compile again what they once met under a dispatch mode.
+            if self.compiled or self.footprint.compiled:
+                # Some versions never compile again what they once met under a dispatch mode.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if graph is not None:
                 stack.enter_context(graph())
@@ -334,12 +351,21 @@ class Shallow:
             handle.remove()
 
     @contextlib.contextmanager
-    def hooked(self, at_cut: Callable[[nn.Module, Any, Any], None]) -> Iterator[None]:
-        handle = self.layer.register_forward_hook(at_cut)
+    def hooked(self, at_cut: AtCut) -> Iterator[None]:
+        """Have `at_cut` called when the layer returns.
+
+        Always the same hook under the same number, which passes on to whoever is waiting: what the model holds is
+        compared from step to step, and this is no change of it.
+        """
+        hooks = self.layer._forward_hooks
+        self._waiting.append(at_cut)
+        hooks[self._hook_number] = self._hook
         try:
             yield
         finally:
-            handle.remove()
+            self._waiting.pop()
+            if not self._waiting:
+                hooks.pop(self._hook_number, None)
 
     def plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
         """The plan for steps like this one: a known one, or a new one. `cut` gives the inputs of some samples."""
@@ -374,7 +400,7 @@ class Shallow:
         others = torch.ones(size, dtype=torch.bool, device=device).index_fill(0, rows, False).nonzero().flatten()
         swapped = torch.arange(size, device=device)
         swapped[rows] = others.repeat(-(-retained // len(others)))[:retained]
-        plan = Plan(program=list(probe.tape.program))
+        plan = Plan(program=[Logged(*logged) for logged in probe.tape.program])
         try:
             self._rehearse(probe, plan, cut(rows), rows)
             mixing = self._swap(probe, plan, cut, swapped, others)
@@ -483,21 +509,17 @@ class Shallow:
             raise failure[0]
         passing.check()
 
-    def fingerprint(self) -> list[Any]:
-        """Changes when a parameter or buffer does; the statistics that training-mode BatchNorm only writes aside."""
-        aside = {id(b) for b in self._kept_statistics()}
-        return [(id(t), local(t).data_ptr(), t._version) for t in self.footprint.tensors() if id(t) not in aside]
-
-    def _kept_statistics(self) -> Iterator[Tensor]:
-        for module in self.footprint.modules:
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-                yield from (b for b in module._buffers.values() if b is not None)
-
-    def _statistics(self) -> set[int]:
-        return {memory(b) for b in self._kept_statistics()}
-
     def expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
         return self.autocast or autocast_state(example.device.type)
+
+
+def _passing_on_to(waiting: list[AtCut]) -> AtCut:
+    # A function, which a copy of the model takes along as it is; a bound method would be copied with its object.
+    def reached(module: nn.Module, args: Any, output: Any) -> None:
+        for at_cut in waiting:
+            at_cut(module, args, output)
+
+    return reached
 
 
 def failed(error: Exception) -> str:

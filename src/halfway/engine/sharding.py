@@ -21,4 +21,9 @@ def local(t: Tensor) -> Tensor:
 
 def memory(t: Tensor) -> int:
     """Which memory a tensor lies in: the same for all its views. (Not its address, which empty tensors share.)"""
+    if type(t) in _PLAIN:
+        return t.untyped_storage()._cdata
     return local(t).untyped_storage()._cdata
+
+
+_PLAIN = frozenset({Tensor, nn.Parameter})

@@ -48,8 +48,8 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from . import axis, batch_norm, ops
-from .plain import Plain, given
-from .sandbox import Pass, foreign_hooks, written_tensors
+from .plain import Given, given
+from .sandbox import Pass, foreign_hooks, tensors_in, written_tensors
 from .sharding import memory
 
 aten = torch.ops.aten
@@ -85,23 +85,22 @@ class Tape:
     """The recording of one probe of `size` samples. `refusal` says why it cannot be replayed, if it cannot.
 
     Attributes:
-        program: all operations, cheap ones included. What is proven of a program holds for no other.
+        program: all operations, cheap ones included, each as `axis.Logged`. What is proven of a program holds for no
+            other.
         plain: what each of them was given beside tensors. This may be something else in every step.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.entries: list[Entry | None] = []
-        self.program: list[axis.Logged] = []
-        self.plain: list[Plain] = []
+        self.program: list[tuple[Any, ...]] = []
+        self.plain: list[Given] = []
         self.refusal = ""
 
     def refuse(self, reason: str) -> None:
-        """Nothing more needs to be kept, nor what was."""
+        """Nothing more needs to be kept, nor what was; but the program goes on, for whoever compares it."""
         self.refusal = self.refusal or reason
         self.entries.clear()
-        self.program.clear()
-        self.plain.clear()
 
     def add(self, entry: Entry) -> None:
         if not self.refusal:
@@ -114,30 +113,55 @@ class Recorder(Pass):
     Attributes:
         finished: whether the cut has been reached. Whatever still runs then (a model may swallow what ends the pass)
             is only undone.
+        touched: if a set, the memories of all that operations read or write are collected in it.
     """
 
     def __init__(self, inputs: list[Tensor], owned: set[int], size: int) -> None:
         super().__init__(inputs, owned)
         self.tape = Tape(size)
         self.finished = False
+        self.touched: set[int] | None = None
+        self._expected: list[Any] = []
+        self._on_another: Callable[[], None] | None = None
         self._kept: dict[int, list[tuple[Entry, int]]] = {}
+
+    def expect(self, program: list[Any], on_another: Callable[[], None]) -> None:
+        """Call `on_another` before the first operation that this program does not have, or once it is at its end."""
+        self._expected, self._on_another = program, on_another
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.finished:
             return self._guarded(func, args, kwargs)
         traits = ops.traits(func)
+        if traits.logged is None:
+            return self._ran(func, traits, args, kwargs)
         if traits.refusal and not ops.excused(func, args):
             self.tape.refuse(traits.refusal)
-        logged = traits.logged is not None and not self.tape.refusal
-        plain = given(traits, args, kwargs) if logged else None
+        if self._on_another is not None:
+            self._compare(traits)
+        plain = given(traits, args, kwargs)
+        out = self._ran(func, traits, args, kwargs)
+        shapes = out.shape if type(out) is Tensor else axis.shapes(out)
+        along = axis.along(func, traits, args, kwargs) if traits.dim else ()
+        self.tape.program.append((traits.logged, shapes, along))
+        self.tape.plain.append(plain)
+        return out
+
+    def _ran(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
+        if self.touched is not None:
+            self.touched.update(map(memory, tensors_in((args, kwargs))))
         out = self._run(func, traits, args, kwargs)
         if traits.fresh:
             self._note_birth(out)
-        if plain is not None and not self.tape.refusal:
-            self.tape.program.append(axis.log(func, traits, args, kwargs, out))
-            self.tape.plain.append(plain)
         return out
+
+    def _compare(self, traits: ops.Traits) -> None:
+        i = len(self.tape.program)
+        if i >= len(self._expected) or self._expected[i][0] is not traits.logged:
+            assert self._on_another is not None
+            self._on_another()
+            self._on_another = None
 
     def _run(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
         kind = traits.kind
