@@ -25,6 +25,8 @@ class Inputs(NamedTuple):
     more: bool = False
 
     def tensors(self) -> list[Tensor]:
+        if len(self.args) == 1 and type(self.args[0]) is Tensor and not self.kwargs:  # by far the most usual
+            return [self.args[0]]
         return [leaf for leaf in batch.leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
 

@@ -41,8 +41,8 @@ def move(running: Tensor, before: Tensor, after: Tensor, momentum: float) -> Non
 
 def momentum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """The weight of the batch in a new running statistic; cuDNN and MIOpen call it by another name."""
-    found = ops.argument(func, "momentum", args, kwargs)
-    return ops.argument(func, "exponential_average_factor", args, kwargs) if found is None else found
+    name = "momentum" if ops.position(func, "momentum") >= 0 else "exponential_average_factor"
+    return ops.argument(func, name, args, kwargs)  # type: ignore[no-any-return]
 
 
 class WithoutCudnn(TorchFunctionMode):
@@ -60,7 +60,7 @@ class WithoutCudnn(TorchFunctionMode):
 
 def takes_running_statistics(func: Any) -> bool:
     """Whether arguments 3 and 4 are the running statistics."""
-    return any(a.name == "running_mean" for a in func._schema.arguments)
+    return ops.position(func, "running_mean") >= 0
 
 
 def trains(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

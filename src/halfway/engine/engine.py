@@ -372,6 +372,7 @@ class Engine:
             return output
 
         with shallow.hooked(at_cut):
+            shallow.footprint.refresh()
             now, before = HostRandom(), shallow.footprint.save()
             with Interception(self._root, "forward", forward):
                 return original(*args, **kwargs)

@@ -136,16 +136,19 @@ class Footprint:
         return {memory(t) for t in self._view.statistics}
 
     def save(self) -> Saved:
-        """Everything that is watched, as it is now."""
-        self.refresh()
-        walk = _Walk(self._names)
-        for owner, name in self._changing.values():
-            walk.through(owner, name, vars(owner).get(name) if name else vars(owner))
-        return Saved(self._view, self._data, [found.container for found in walk.found], self.modules)
+        """Everything that is watched, as it was when last refreshed: now."""
+        more: list[Any] = []
+        if self._changing:
+            walk = _Walk(self._names)
+            for owner, name in self._changing.values():
+                walk.through(owner, name, vars(owner).get(name) if name else vars(owner))
+            more = [found.container for found in walk.found]
+        return Saved(self._view, self._known, self._data, more, self.modules)
 
     @contextlib.contextmanager
     def kept(self, audited: bool = False) -> Iterator[Audit]:
-        """Whatever happens in here is taken back. If `audited`, everything that the model holds is looked at."""
+        """Whatever happens in here is taken back. If `audited`, everything that the model holds is looked at. To be
+        refreshed before."""
         saved = self.save()
         audit = Audit(self)
         if audited:
@@ -185,7 +188,7 @@ class Audit:
             return
         names = self._footprint.names()
         view = _View(list(names))
-        self._saved = Saved(view, _Data([] if view.shards else view.tensors), [], view.modules)
+        self._saved = Saved(view, view.present(), _Data([] if view.shards else view.tensors), [], view.modules)
         self._walk = _Walk(names)
         for module in view.modules:
             for name, value in vars(module).items():
@@ -234,7 +237,7 @@ class _View:
         norms = [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
         self.statistics = [b for m in norms for b in m._buffers.values() if b is not None]
         aside = {id(b) for b in self.statistics}
-        self._read = [t for t in self.tensors if id(t) not in aside]
+        self._read = [local(t) for t in self.tensors if id(t) not in aside]
 
     def _sort_in(self, container: Any) -> None:
         if not len(container):
@@ -255,8 +258,7 @@ class _View:
         return [*found, *filter(None, self.empty)]
 
     def fingerprint(self) -> list[Any]:
-        tensors = self._read
-        return [[t.data_ptr() for t in map(local, tensors)], [t._version for t in tensors], tensors]
+        return [[t.data_ptr() for t in self._read], [t._version for t in self._read], *map(id, self._read)]
 
 
 class _Data:
@@ -299,14 +301,14 @@ class Saved:
     """Containers and the data of parameters at one moment.
 
     Args:
-        view: what is looked at. data: of its tensors.
+        view: what is looked at; present: what its containers hold; data: of its tensors.
         more: further containers.
         modules: all of the model, on which hooks may be registered.
     """
 
-    def __init__(self, view: _View, data: _Data, more: list[Any], modules: list[nn.Module]) -> None:
+    def __init__(self, view: _View, present: list[Any], data: _Data, more: list[Any], modules: list[nn.Module]) -> None:
         self._view = view
-        self._present = view.present()
+        self._present = present
         self._contents = [(d, {**d}) for d in view.dicts]
         self._contents += [(c, [*c]) for c in view.sequences]
         self._others = [(c, _copy(c)) for c in [*view.others, *more]]

@@ -85,6 +85,7 @@ class Traits(NamedTuple):
     opaque: whether nobody knows what it does to the sample axis.
     redirects: whether it gives a tensor other memory.
     fills: whether what it writes to does not depend on what was there.
+    several: whether it returns several values.
     plain: whether it can be given anything beside tensors (instead of a second tensor it may get a number).
     numbers: positions of the arguments that may be numbers to compute with. tensor_lists: of those that are lists of
     tensors.
@@ -103,6 +104,7 @@ class Traits(NamedTuple):
     opaque: bool = False
     redirects: bool = False
     fills: bool = False
+    several: bool = False
     plain: bool = True
     numbers: tuple[int, ...] = ()
     tensor_lists: tuple[int, ...] = ()
@@ -141,6 +143,7 @@ def _traits(func: Any) -> Traits:
         opaque=func.namespace not in _KNOWN_NAMESPACES,
         redirects=name in _REDIRECTING,
         fills=torch.Tag.nondeterministic_seeded in func.tags and name not in _DRAWS_FROM_WRITTEN,
+        several=len(func._schema.returns) != 1,
         plain=[str(a.type) for a in func._schema.arguments] != ["Tensor"],
         numbers=_numbers(func, name),
         tensor_lists=tuple(i for i, a in enumerate(func._schema.arguments) if _item(a) == "List[Tensor"),
@@ -217,21 +220,23 @@ def argument(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     """The value an argument has in this call, its default included; None if there is no such argument."""
     if name in kwargs:
         return kwargs[name]
-    position, default = _declared(func, name)
-    return args[position] if 0 <= position < len(args) else default
+    at = position(func, name)
+    if at < 0:
+        return None
+    return args[at] if at < len(args) else func._schema.arguments[at].default_value
 
 
-def _declared(func: Any, name: str) -> tuple[int, Any]:
-    """Position and default of an argument; (-1, None) if there is none of that name."""
-    key = id(func), name
-    if key not in _DECLARED:
+def position(func: Any, name: str) -> int:
+    """Of an argument; -1 if there is none of that name."""
+    try:
+        return _POSITIONS[id(func), name]
+    except KeyError:
         _HELD.append(func)
-        found = [(i, a.default_value) for i, a in enumerate(func._schema.arguments) if a.name == name]
-        _DECLARED[key] = found[0] if found else (-1, None)
-    return _DECLARED[key]
+        found = [i for i, a in enumerate(func._schema.arguments) if a.name == name]
+        return _POSITIONS.setdefault((id(func), name), found[0] if found else -1)
 
 
-_DECLARED: dict[tuple[int, str], tuple[int, Any]] = {}
+_POSITIONS: dict[tuple[int, str], int] = {}
 
 # What an operation is that hands on what it gets.
 HANDS_ON = traits(aten.detach.default)

@@ -15,7 +15,7 @@ from .flops import Meter
 from .plain import Plain
 from .plan import Op, Plan, disagreement
 from .sandbox import Pass, written_tensors
-from .sharding import memory
+from .sharding import PLAIN, memory
 from .tape import Diverged, Entry, Tape, sequence
 
 aten = torch.ops.aten
@@ -50,6 +50,7 @@ class Replayer(Pass):
         self._plan = plan
         self._indices = indices
         self._spot = spot
+        self._length = len(plan.sequence)
         self._at = 0
         self._cursor = 0
         self._steps: list[tuple[Tensor, Tensor, Tensor, float]] = []
@@ -92,7 +93,10 @@ class Replayer(Pass):
         except Diverged as difference:
             raise self._failing(difference) from None
         if traits.fresh:
-            self._note_birth(out)
+            if type(out) is Tensor:
+                self._born.add(out.untyped_storage()._cdata)
+            else:
+                self._note_birth(out)
         return out
 
     def _failing(self, difference: Diverged) -> Diverged:
@@ -103,7 +107,7 @@ class Replayer(Pass):
     def _step(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> None:
         """One operation further in the program; it must be the one that was rehearsed."""
         i, self._at = self._at, self._at + 1
-        if i >= len(self._plan.sequence) or self._plan.sequence[i] is not traits.logged:
+        if i >= self._length or self._plan.sequence[i] is not traits.logged:
             raise Diverged("the shallow part runs other operations than in the probe")
         given, expected = plain.given(traits, args, kwargs), self._tape.plain[i]
         if given != expected and not self._plan.explains(i, Plain.of(traits, expected), Plain.of(traits, given)):
@@ -243,8 +247,8 @@ def same_operation(recorded: Any, func: Any) -> bool:
 
 def like(func: Any, outputs: list[Any]) -> Any:
     """The outputs in the form in which the operation returns them."""
-    return outputs[0] if len(func._schema.returns) == 1 else tuple(outputs)
+    return tuple(outputs) if ops.traits(func).several else outputs[0]
 
 
 def shapes(args: tuple[Any, ...]) -> tuple[torch.Size, ...]:
-    return tuple([a.shape for a in args if isinstance(a, Tensor)])
+    return tuple([a.shape for a in args if type(a) in PLAIN or isinstance(a, Tensor)])

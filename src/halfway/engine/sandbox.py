@@ -12,6 +12,7 @@ A pass also sees what operations do not show: `.tolist()` and `.numpy()` hand va
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 import threading
@@ -28,9 +29,10 @@ from torch.utils._python_dispatch import (
 
 from . import ops
 from .footprint import Footprint
-from .sharding import local, memory
+from .sharding import PLAIN, local, memory
 
 _THE_FIRST = (0,)
+_NO_TENSORS = frozenset({int, float, bool, list, type(None)})
 
 
 class Pass(TorchDispatchMode):
@@ -59,6 +61,8 @@ class Pass(TorchDispatchMode):
         self._inputs = {memory(t) for t in inputs}
         self._undo: dict[int, tuple[Any, Any]] = {}  # by memory: what has changed, and what it was
         self._redirected: list[tuple[Tensor, Tensor]] = []
+        # Memories of recordings, which must be copied before they are overwritten.
+        self._kept: dict[int, Any] = {}
         self.generators: list[tuple[torch.Generator, Tensor]] = []
         self._casts: dict[int, tuple[tuple[int, int], Tensor]] = {}
 
@@ -112,12 +116,17 @@ class Pass(TorchDispatchMode):
     def _note_birth(self, out: Any) -> None:
         if type(out) is Tensor:
             self._born.add(out.untyped_storage()._cdata)
-        else:
-            self._born.update([memory(t) for t in tensors_in(out)])
+        elif isinstance(out, (tuple, list)):
+            for t in out:
+                self._note_birth(t)
+        elif isinstance(out, Tensor):
+            self._born.add(memory(out))
 
     def _before_write(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if traits.written == _THE_FIRST and type(args[0]) is Tensor and not traits.redirects:
-            self._protect(memory(args[0]), args[0])
+            where = args[0].untyped_storage()._cdata
+            if where not in self._born or where in self._kept:
+                self._protect(where, args[0])
             return
         for t in written_tensors(traits, args, kwargs):
             self._protect(memory(t), t)
@@ -147,13 +156,23 @@ class Pass(TorchDispatchMode):
             self._casts[memory(result)] = (origin, result.detach())
 
     def _origin(self, t: Any) -> tuple[int, int] | None:
-        where = memory(t)
+        where = t.untyped_storage()._cdata if type(t) in PLAIN else memory(t)
         if where in self._owned:
             return where, t.storage_offset()
         return self._casts[where][0] if where in self._casts else None
 
     def _given(self, args: tuple[Any, ...]) -> list[Any]:
-        return [self._origin(a) for a in args if isinstance(a, Tensor)]
+        """Which parameters and buffers an operation is given, in order."""
+        owned, casts = self._owned, self._casts
+        found: list[Any] = []
+        for a in args:
+            if type(a) in PLAIN:
+                where = a.untyped_storage()._cdata
+                if where in owned or where in casts:
+                    found.append(self._origin(a))
+            elif type(a) not in _NO_TENSORS and isinstance(a, Tensor):
+                found.append(self._origin(a))
+        return found
 
 
 class Guard(Pass):
@@ -177,9 +196,10 @@ class HostReads:
         with cls._lock:
             cls._watching += 1
             if cls._watching == 1:
+                present = vars(Tensor)
+                cls._originals = {name: present.get(name) for name in cls._NAMES}
                 for name in cls._NAMES:
-                    cls._originals[name] = vars(Tensor).get(name)
-                    setattr(Tensor, name, _reading(name, getattr(Tensor, name)))
+                    setattr(Tensor, name, _stand_in(name, cls._originals[name]))
 
     @classmethod
     def unwatch(cls) -> None:
@@ -191,6 +211,11 @@ class HostReads:
                         delattr(Tensor, name)
                     else:
                         setattr(Tensor, name, original)
+
+
+@functools.cache
+def _stand_in(name: str, original: Any) -> Callable[..., Any]:
+    return _reading(name, original or getattr(Tensor, name))
 
 
 def _reading(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -247,6 +272,7 @@ class TorchRandom:
 def sandbox(footprint: Footprint, passing: Pass, device: torch.device, audited: bool = False) -> Iterator[None]:
     """Whatever runs in here under `passing` leaves no trace, random generators included."""
     host_random, torch_random = HostRandom(), TorchRandom(device)
+    footprint.refresh()
     try:
         with footprint.kept(audited):
             yield
@@ -278,7 +304,7 @@ class NoGraph:
     def __call__(self) -> Iterator[None]:
         torch.clear_autocast_cache()
         try:
-            with torch.autograd.graph.saved_tensors_hooks(_drop, self._unavailable):
+            with torch.autograd.graph.saved_tensors_hooks(_DROP, self._unavailable):
                 yield
         except RuntimeError as error:
             # torch.func refuses to run under such hooks.
@@ -295,11 +321,11 @@ class NoGraph:
 def foreign_hooks() -> bool:
     """Whether somebody else's saved-tensor hooks lie above those of `NoGraph`."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and hooks[0] is not _drop
+    return hooks is not None and hooks[0] is not _DROP
 
 
-def _drop(t: Tensor) -> None:
-    return None
+# What is kept of a tensor that autograd wants to save: nothing to speak of. (A built-in function: called very often.)
+_DROP: Any = id
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -169,7 +169,7 @@ class Shallow:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.hooked(stop))
-                watched = stack.enter_context(self._watching())
+                watched = stack.enter_context(self._watching()) if self.watched is not None else None
                 # The first one: everything the model holds is looked at, and who takes part.
                 new = self.footprint.refresh() or not self._reached
                 touched: set[int] = set()
@@ -322,14 +322,15 @@ class Shallow:
         """The circumstances of the model's call: autocast as in its last one, and grad enabled, for without grad many
         models run other operations. Nothing is saved for a backward pass that will never come, if `graph` says so."""
         device = example.device.type
-        enabled, dtype = self.expected_autocast(example)
+        enabled, dtype = autocast = self.expected_autocast(example)
         with contextlib.ExitStack() as stack:
             if self.compiled or self.footprint.compiled:
                 # Some versions never compile again what they once met under a dispatch mode.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if graph is not None:
                 stack.enter_context(graph())
-            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            if autocast != autocast_state(device):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             yield
 
     @contextlib.contextmanager

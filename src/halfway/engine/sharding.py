@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+# Types of tensors that lie in this process as a whole.
+PLAIN = frozenset({Tensor, nn.Parameter})
+
 
 def sharded(modules: list[nn.Module]) -> list[Any]:
     """Those of the modules that FSDP2 shards; none, if nobody has imported it."""
@@ -21,9 +24,4 @@ def local(t: Tensor) -> Tensor:
 
 def memory(t: Tensor) -> int:
     """Which memory a tensor lies in: the same for all its views. (Not its address, which empty tensors share.)"""
-    if type(t) in _PLAIN:
-        return t.untyped_storage()._cdata
-    return local(t).untyped_storage()._cdata
-
-
-_PLAIN = frozenset({Tensor, nn.Parameter})
+    return (t if type(t) in PLAIN else local(t)).untyped_storage()._cdata

@@ -121,47 +121,48 @@ class Recorder(Pass):
         self.tape = Tape(size)
         self.finished = False
         self.touched: set[int] | None = None
-        self._expected: list[Any] = []
-        self._on_another: Callable[[], None] | None = None
-        self._kept: dict[int, list[tuple[Entry, int]]] = {}
+        # The program that is expected, how long it is, and where in it this pass is.
+        self._expected: list[Any] | None = None
+        self._length = self._at = 0
+        self._on_another: Callable[[], None] = lambda: None
 
     def expect(self, program: list[Any], on_another: Callable[[], None]) -> None:
         """Call `on_another` before the first operation that this program does not have, or once it is at its end."""
-        self._expected, self._on_another = program, on_another
+        self._expected, self._length, self._on_another = program, len(program), on_another
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.finished:
             return self._guarded(func, args, kwargs)
         traits = ops.traits(func)
-        if traits.logged is None:
-            return self._ran(func, traits, args, kwargs)
-        if traits.refusal and not ops.excused(func, args):
-            self.tape.refuse(traits.refusal)
-        if self._on_another is not None:
-            self._compare(traits)
-        plain = given(traits, args, kwargs)
-        out = self._ran(func, traits, args, kwargs)
-        shapes = out.shape if type(out) is Tensor else axis.shapes(out)
-        along = axis.along(func, traits, args, kwargs) if traits.dim else ()
-        self.tape.program.append((traits.logged, shapes, along))
-        self.tape.plain.append(plain)
-        return out
-
-    def _ran(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
+        logged = traits.logged
+        if logged is not None:
+            if traits.refusal and not ops.excused(func, args):
+                self.tape.refuse(traits.refusal)
+            expected = self._expected
+            if expected is not None:
+                at, self._at = self._at, self._at + 1
+                if at >= self._length or expected[at][0] is not logged:
+                    self._leave_the_expected()
+            plain = given(traits, args, kwargs)
         if self.touched is not None:
             self.touched.update(map(memory, tensors_in((args, kwargs))))
         out = self._run(func, traits, args, kwargs)
         if traits.fresh:
-            self._note_birth(out)
+            if type(out) is Tensor:
+                self._born.add(out.untyped_storage()._cdata)
+            else:
+                self._note_birth(out)
+        if logged is not None:
+            shapes = out.shape if type(out) is Tensor else axis.shapes(out)
+            along = axis.along(func, traits, args, kwargs) if traits.dim else ()
+            self.tape.program.append((logged, shapes, along))
+            self.tape.plain.append(plain)
         return out
 
-    def _compare(self, traits: ops.Traits) -> None:
-        i = len(self.tape.program)
-        if i >= len(self._expected) or self._expected[i][0] is not traits.logged:
-            assert self._on_another is not None
-            self._on_another()
-            self._on_another = None
+    def _leave_the_expected(self) -> None:
+        self._expected = None
+        self._on_another()
 
     def _run(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
         kind = traits.kind
@@ -184,14 +185,29 @@ class Recorder(Pass):
         if self.tape.refusal:
             self._kept.clear()
             return out
+        self.tape.add(self._entry(func, traits, args, kwargs, out))
+        return out
+
+    def _entry(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any, out: Any) -> Entry:
+        if type(out) is Tensor and not traits.written:
+            entry = Entry(func, [out.detach()], self._given(args))
+            self._keep(out, entry, 0)
+            return entry
         # What a draw writes to is somebody else's memory, which may be written again.
         wrote = [t.detach().clone() for t in written_tensors(traits, args, kwargs)]
         entry = Entry(func, [*wrote, *map(_detached, new_outputs(func, out))], self._given(args))
         for i, o in enumerate(entry.outputs[len(wrote) :], len(wrote)):
             if isinstance(o, Tensor):
-                self._kept.setdefault(memory(o), []).append((entry, i))
-        self.tape.add(entry)
-        return out
+                self._keep(o, entry, i)
+        return entry
+
+    def _keep(self, t: Tensor, entry: Entry, output: int) -> None:
+        """If the memory of `t` is about to be overwritten, this output of the entry is copied first."""
+        where = t.untyped_storage()._cdata if type(t) is Tensor else memory(t)
+        if where in self._kept:
+            self._kept[where].append((entry, output))
+        else:
+            self._kept[where] = [(entry, output)]
 
     def read(self, name: str, original: Callable[..., Any], t: Tensor, args: Any, kwargs: Any) -> Any:
         if not self.finished:
@@ -203,17 +219,16 @@ class Recorder(Pass):
     def _record_batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # It is given copies of the running statistics, so the real ones only move when (and if) the step is replayed.
         running = args[3:5] if batch_norm.takes_running_statistics(func) else ()
-        before = [None if r is None else r.clone() for r in running]
-        after = [None if r is None else r.clone() for r in running]
-        out = batch_norm.forward(func, args, kwargs, after)
-        moved = list(zip(before, after, strict=True))
+        moved = [(None, None) if r is None else (r.clone(), r.clone()) for r in running]
+        out = batch_norm.forward(func, args, kwargs, [after for _, after in moved])
         self.tape.add(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
         return out
 
     def _protect(self, where: int, t: Tensor) -> None:
         super()._protect(where, t)
-        for entry, i in self._kept.pop(where, ()):
-            entry.outputs[i] = entry.outputs[i].clone()
+        if where in self._kept:
+            for entry, i in self._kept.pop(where):
+                entry.outputs[i] = entry.outputs[i].clone()
 
     def _refuse_in_checkpoint(self, func: Any) -> None:
         # torch.utils.checkpoint runs its part again in the backward pass, outside of any replay: another random draw,
