@@ -59,6 +59,7 @@ class Forward:
     """The signature of a model's forward."""
 
     def __init__(self, root: nn.Module) -> None:
+        self._only = ""
         self._signature = inspect.signature(root.forward)
         self._parameters = list(self._signature.parameters)
         self._by_keyword = {
@@ -66,6 +67,10 @@ class Forward:
         }
         kinds = {p.kind: p.name for p in self._signature.parameters.values()}
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
+        # By far the most usual call is with one tensor: the name of the parameter that takes it, if that is possible.
+        self._only = "" if self._unbound((None,), {}) else next(iter(self._signature.bind(None).arguments), "")
+        if self._only and isinstance(self._signature.bind(None).arguments[self._only], tuple):
+            self._only = ""
 
     def read(self, whole: Batch, inputs: Any) -> Batch:
         """The batch with a note of what its first part is for the model.
@@ -152,6 +157,8 @@ class Forward:
 
     def _unbound(self, args: Any, kwargs: Any) -> str:
         """Why forward cannot be called like this; "" if it can."""
+        if self._only and len(args) == 1 and not kwargs:
+            return ""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -160,6 +167,8 @@ class Forward:
 
     def bind(self, args: Any, kwargs: Any) -> dict[str, list[Any]] | None:
         """The call's arguments by the names of the parameters, flat; the same however they are passed."""
+        if self._only and len(args) == 1 and type(args[0]) is Tensor and not kwargs:
+            return {self._only: [args[0]]}
         try:
             bound = dict(self._signature.bind(*args, **kwargs).arguments)
         except TypeError:

@@ -112,7 +112,7 @@ def run_metered(model: nn.Module, example: tuple[Any, ...], mode: TorchDispatchM
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         # With grad, so that it shows what needs one.
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(graph())
+        stack.enter_context(graph)
         stack.enter_context(guard)  # below `mode`, which then does not see the guard's own copying
         stack.enter_context(mode)
         root(*args, **kwargs)

@@ -63,6 +63,8 @@ def takes_running_statistics(func: Any) -> bool:
     return ops.position(func, "running_mean") >= 0
 
 
-def trains(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a BatchNorm operation normalises with the batch's own statistics."""
-    return ops.argument(func, "training", args, kwargs) is not False
+def trains(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a BatchNorm operation normalises with the batch's own statistics. (Some always do, and do not say.)"""
+    if kwargs and "training" in kwargs:
+        return kwargs["training"] is not False
+    return traits.training < 0 or args[traits.training] is not False

@@ -372,7 +372,7 @@ class Engine:
             return output
 
         with shallow.hooked(at_cut):
-            shallow.footprint.refresh()
+            shallow.footprint.refresh(data=False)  # that was compared a moment ago
             now, before = HostRandom(), shallow.footprint.save()
             with Interception(self._root, "forward", forward):
                 return original(*args, **kwargs)

@@ -14,12 +14,10 @@ looked at in every step from then on.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import pickle
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from operator import is_
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -64,12 +62,13 @@ class Footprint:
         self.memories: set[int] = set()
         self.refresh()
 
-    def refresh(self) -> bool:
+    def refresh(self, data: bool = True) -> bool:
         """Look again at what is watched, if something was changed from outside; returns whether modules have come or
-        gone."""
+        gone. `data`: also at where parameters lie."""
         present = self._view.present()
         if self.modules and _identical(present, self._known):
-            self._refresh_data()
+            if data:
+                self._refresh_data()
             return False
         restructured = [list(m._modules.values()) for m in self.modules] != self._children or not self.modules
         if restructured:
@@ -145,20 +144,10 @@ class Footprint:
             more = [found.container for found in walk.found]
         return Saved(self._view, self._known, self._data, more, self.modules)
 
-    @contextlib.contextmanager
-    def kept(self, audited: bool = False) -> Iterator[Audit]:
+    def kept(self, audited: bool = False) -> Kept:
         """Whatever happens in here is taken back. If `audited`, everything that the model holds is looked at. To be
         refreshed before."""
-        saved = self.save()
-        audit = Audit(self)
-        if audited:
-            audit.begin()
-        try:
-            yield audit
-        finally:
-            audit.restore()
-            saved.restore()
-        audit.check()
+        return Kept(self.save(), Audit(self), audited)
 
     def note_change(self, owner: Any, name: str) -> None:
         """An audit saw something change within this attribute of a module, or (name "") in an attribute of a tensor."""
@@ -171,6 +160,24 @@ class Footprint:
         if more:
             self._watched = [*self._watched, *more]
             self._known = []
+
+
+class Kept:
+    """A context that takes back what a pass changes; an audit may begin in the middle of it."""
+
+    def __init__(self, saved: Saved, audit: Audit, audited: bool) -> None:
+        self._saved, self._audit = saved, audit
+        if audited:
+            audit.begin()
+
+    def __enter__(self) -> Audit:
+        return self._audit
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self._audit.restore()
+        self._saved.restore()
+        if kind is None:
+            self._audit.check()
 
 
 class Audit:

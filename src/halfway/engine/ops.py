@@ -86,6 +86,7 @@ class Traits(NamedTuple):
     redirects: whether it gives a tensor other memory.
     fills: whether what it writes to does not depend on what was there.
     several: whether it returns several values.
+    training: of a BatchNorm, the position of the argument that says whether it trains. dropout: whether it can drop.
     plain: whether it can be given anything beside tensors (instead of a second tensor it may get a number).
     numbers: positions of the arguments that may be numbers to compute with. tensor_lists: of those that are lists of
     tensors.
@@ -105,23 +106,25 @@ class Traits(NamedTuple):
     redirects: bool = False
     fills: bool = False
     several: bool = False
+    training: int = -1
+    dropout: bool = False
     plain: bool = True
     numbers: tuple[int, ...] = ()
     tensor_lists: tuple[int, ...] = ()
 
 
 # By identity, and so held: hashing an operation is a call of Python.
-_KNOWN: dict[int, Traits] = {}
+KNOWN: dict[int, Traits] = {}
 _HELD: list[Any] = []
 
 
 def traits(func: Any) -> Traits:
     """The traits of an operation as a dispatch mode sees it (an OpOverload or a higher-order operator)."""
     try:
-        return _KNOWN[id(func)]
+        return KNOWN[id(func)]
     except KeyError:
         _HELD.append(func)
-        return _KNOWN.setdefault(id(func), _traits(func))
+        return KNOWN.setdefault(id(func), _traits(func))
 
 
 def _traits(func: Any) -> Traits:
@@ -144,6 +147,8 @@ def _traits(func: Any) -> Traits:
         redirects=name in _REDIRECTING,
         fills=torch.Tag.nondeterministic_seeded in func.tags and name not in _DRAWS_FROM_WRITTEN,
         several=len(func._schema.returns) != 1,
+        training=position(func, "training"),
+        dropout=position(func, "dropout_p") >= 0,
         plain=[str(a.type) for a in func._schema.arguments] != ["Tensor"],
         numbers=_numbers(func, name),
         tensor_lists=tuple(i for i, a in enumerate(func._schema.arguments) if _item(a) == "List[Tensor"),

@@ -112,7 +112,8 @@ class Rehearsal(Proving):
 
     def _normalised(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
         """A BatchNorm hands on what it gets, with constants; in eval mode it is like any other operation."""
-        if func not in ops.BATCH_NORM or not batch_norm.trains(func, args, kwargs):
+        traits = ops.traits(func)
+        if traits.kind != "batch_norm" or not batch_norm.trains(traits, args, kwargs):
             return False
         for t in tensors_in(out):
             self._axis.keep(t, self._reading)

@@ -116,11 +116,8 @@ class Pass(TorchDispatchMode):
     def _note_birth(self, out: Any) -> None:
         if type(out) is Tensor:
             self._born.add(out.untyped_storage()._cdata)
-        elif isinstance(out, (tuple, list)):
-            for t in out:
-                self._note_birth(t)
-        elif isinstance(out, Tensor):
-            self._born.add(memory(out))
+        else:
+            self._born.update([memory(t) for t in (out if isinstance(out, tuple) else [out]) if isinstance(t, Tensor)])
 
     def _before_write(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if traits.written == _THE_FIRST and type(args[0]) is Tensor and not traits.redirects:
@@ -143,10 +140,10 @@ class Pass(TorchDispatchMode):
         if where in self._born or where in self._undo:
             return
         # Neither way is an operation on the tensor itself: a graph that saved it must not see its version move.
-        storage = local(t).untyped_storage()
-        if t.is_contiguous() and t.nbytes == storage.nbytes() and type(t) is Tensor:
+        if type(t) is Tensor and not t.ndim and t.untyped_storage().nbytes() == t.itemsize:  # a counter
             self._undo[where] = t.data, t.detach().clone()
         else:
+            storage = local(t).untyped_storage()
             self._undo[where] = storage, storage.clone()
 
     def _note_cast(self, source: Any, result: Tensor) -> None:
@@ -168,8 +165,10 @@ class Pass(TorchDispatchMode):
         for a in args:
             if type(a) in PLAIN:
                 where = a.untyped_storage()._cdata
-                if where in owned or where in casts:
-                    found.append(self._origin(a))
+                if where in owned:
+                    found.append((where, a.storage_offset()))
+                elif where in casts:
+                    found.append(casts[where][0])
             elif type(a) not in _NO_TENSORS and isinstance(a, Tensor):
                 found.append(self._origin(a))
         return found
@@ -300,18 +299,16 @@ class NoGraph:
     def __init__(self) -> None:
         self.missed = False
 
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         torch.clear_autocast_cache()
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(_DROP, self._unavailable):
-                yield
-        except RuntimeError as error:
-            # torch.func refuses to run under such hooks.
-            self.missed |= "saved tensor hooks" in str(error)
-            raise
-        finally:
-            torch.clear_autocast_cache()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(_DROP, self._unavailable)
+        self._hooks.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._hooks.__exit__(kind, error, trace)
+        torch.clear_autocast_cache()
+        # torch.func refuses to run under such hooks.
+        self.missed |= isinstance(error, RuntimeError) and "saved tensor hooks" in str(error)
 
     def _unavailable(self, packed: Any) -> Tensor:
         self.missed = True

@@ -328,7 +328,7 @@ class Shallow:
                 # Some versions never compile again what they once met under a dispatch mode.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if graph is not None:
-                stack.enter_context(graph())
+                stack.enter_context(graph)
             if autocast != autocast_state(device):
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             yield
@@ -351,22 +351,13 @@ class Shallow:
         finally:
             handle.remove()
 
-    @contextlib.contextmanager
-    def hooked(self, at_cut: AtCut) -> Iterator[None]:
+    def hooked(self, at_cut: AtCut) -> _Hooked:
         """Have `at_cut` called when the layer returns.
 
-        Always the same hook under the same number, which passes on to whoever is waiting: what the model holds is
+        Always the same hook under the same number, which passes on to whatever is waiting: what the model holds is
         compared from step to step, and this is no change of it.
         """
-        hooks = self.layer._forward_hooks
-        self._waiting.append(at_cut)
-        hooks[self._hook_number] = self._hook
-        try:
-            yield
-        finally:
-            self._waiting.pop()
-            if not self._waiting:
-                hooks.pop(self._hook_number, None)
+        return _Hooked(self.layer._forward_hooks, self._hook_number, self._hook, self._waiting, at_cut)
 
     def plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
         """The plan for steps like this one: a known one, or a new one. `cut` gives the inputs of some samples."""
@@ -512,6 +503,20 @@ class Shallow:
 
     def expected_autocast(self, example: Tensor) -> tuple[bool, torch.dtype]:
         return self.autocast or autocast_state(example.device.type)
+
+
+class _Hooked:
+    def __init__(self, hooks: dict[int, Any], number: int, hook: AtCut, waiting: list[AtCut], at_cut: AtCut) -> None:
+        self._hooks, self._number, self._hook, self._waiting, self._at_cut = hooks, number, hook, waiting, at_cut
+
+    def __enter__(self) -> None:
+        self._waiting.append(self._at_cut)
+        self._hooks[self._number] = self._hook
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.pop()
+        if not self._waiting:
+            self._hooks.pop(self._number, None)
 
 
 def _passing_on_to(waiting: list[AtCut]) -> AtCut:

@@ -134,7 +134,7 @@ class Recorder(Pass):
         kwargs = kwargs or {}
         if self.finished:
             return self._guarded(func, args, kwargs)
-        traits = ops.traits(func)
+        traits = ops.KNOWN.get(id(func)) or ops.traits(func)
         logged = traits.logged
         if logged is not None:
             if traits.refusal and not ops.excused(func, args):
@@ -166,7 +166,7 @@ class Recorder(Pass):
 
     def _run(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any) -> Any:
         kind = traits.kind
-        if kind == "batch_norm" and batch_norm.trains(func, args, kwargs):
+        if kind == "batch_norm" and batch_norm.trains(traits, args, kwargs):
             self._refuse_in_checkpoint(func)
             return self._record_batch_norm(func, args, kwargs)
         if traits.written and kind != "batch_norm":  # a frozen one only reads its running statistics
@@ -180,7 +180,7 @@ class Recorder(Pass):
             return out
         if kind == "random":
             self._refuse_in_checkpoint(func)
-        elif kind == "expensive" and ops.argument(func, "dropout_p", args, kwargs):
+        elif traits.dropout and ops.argument(func, "dropout_p", args, kwargs):
             self.tape.refuse(f"the shallow part uses fused attention with dropout ({func})")
         if self.tape.refusal:
             self._kept.clear()
