@@ -39,10 +39,12 @@ def move(running: Tensor, before: Tensor, after: Tensor, momentum: float) -> Non
     running.data.sub_(before).mul_(1 - momentum).add_(after)
 
 
-def momentum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def momentum(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """The weight of the batch in a new running statistic; cuDNN and MIOpen call it by another name."""
-    name = "momentum" if ops.position(func, "momentum") >= 0 else "exponential_average_factor"
-    return ops.argument(func, name, args, kwargs)  # type: ignore[no-any-return]
+    for name in ("momentum", "exponential_average_factor"):
+        if name in kwargs:
+            return kwargs[name]  # type: ignore[no-any-return]
+    return args[traits.momentum]  # type: ignore[no-any-return]
 
 
 class WithoutCudnn(TorchFunctionMode):
@@ -56,11 +58,6 @@ class WithoutCudnn(TorchFunctionMode):
         if func is torch.batch_norm and len(args) == 9:
             args = (*args[:8], False)
         return func(*args, **(kwargs or {}))
-
-
-def takes_running_statistics(func: Any) -> bool:
-    """Whether arguments 3 and 4 are the running statistics."""
-    return ops.position(func, "running_mean") >= 0
 
 
 def trains(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

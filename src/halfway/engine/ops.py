@@ -86,7 +86,8 @@ class Traits(NamedTuple):
     redirects: whether it gives a tensor other memory.
     fills: whether what it writes to does not depend on what was there.
     several: whether it returns several values.
-    training: of a BatchNorm, the position of the argument that says whether it trains. dropout: whether it can drop.
+    training, momentum: of a BatchNorm, the positions of these arguments. running: whether it moves running statistics.
+    dropout: whether it can drop.
     plain: whether it can be given anything beside tensors (instead of a second tensor it may get a number).
     numbers: positions of the arguments that may be numbers to compute with. tensor_lists: of those that are lists of
     tensors.
@@ -107,6 +108,8 @@ class Traits(NamedTuple):
     fills: bool = False
     several: bool = False
     training: int = -1
+    momentum: int = -1
+    running: bool = False
     dropout: bool = False
     plain: bool = True
     numbers: tuple[int, ...] = ()
@@ -148,6 +151,8 @@ def _traits(func: Any) -> Traits:
         fills=torch.Tag.nondeterministic_seeded in func.tags and name not in _DRAWS_FROM_WRITTEN,
         several=len(func._schema.returns) != 1,
         training=position(func, "training"),
+        momentum=max(position(func, "momentum"), position(func, "exponential_average_factor")),
+        running=position(func, "running_mean") >= 0,
         dropout=position(func, "dropout_p") >= 0,
         plain=[str(a.type) for a in func._schema.arguments] != ["Tensor"],
         numbers=_numbers(func, name),

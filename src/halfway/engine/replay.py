@@ -14,8 +14,8 @@ from . import batch_norm, ops, plain
 from .flops import Meter
 from .plain import Plain
 from .plan import Op, Plan, disagreement
-from .sandbox import Pass, written_tensors
-from .sharding import PLAIN, memory
+from .sandbox import NO_TENSORS, Pass, written_tensors
+from .sharding import memory
 from .tape import Diverged, Entry, Tape, sequence
 
 aten = torch.ops.aten
@@ -173,7 +173,7 @@ class Replayer(Pass):
     def _next(self, func: Any, kind: str) -> tuple[Entry, Op]:
         i, self._cursor = self._cursor, self._cursor + 1
         entry = self._tape.entries[i] if i < len(self._tape.entries) else None
-        if entry is None or not same_operation(entry.func, func):
+        if entry is None or (entry.func is not func and not same_operation(entry.func, func)):
             raise Diverged("the shallow part runs other operations than in the probe")
         self._tape.entries[i] = None
         return entry, self._plan.ops[i]
@@ -229,7 +229,7 @@ class Replayer(Pass):
             # as channels: statistics of its own for each, nothing to hand over.
             self._before_write(traits, args, kwargs)
             return func(*args, **kwargs)
-        momentum = batch_norm.momentum(func, args, kwargs)
+        momentum = batch_norm.momentum(traits, args, kwargs)
         self._steps += [(r, *m, momentum) for r, m in zip(args[3:5], entry.moved, strict=False) if m[0] is not None]
         return batch_norm.normalise(func, args, mean, inverse_std)
 
@@ -251,4 +251,4 @@ def like(func: Any, outputs: list[Any]) -> Any:
 
 
 def shapes(args: tuple[Any, ...]) -> tuple[torch.Size, ...]:
-    return tuple([a.shape for a in args if type(a) in PLAIN or isinstance(a, Tensor)])
+    return tuple([a.shape for a in args if type(a) not in NO_TENSORS and isinstance(a, Tensor)])

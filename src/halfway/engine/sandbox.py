@@ -12,7 +12,6 @@ A pass also sees what operations do not show: `.tolist()` and `.numpy()` hand va
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import sys
 import threading
@@ -32,7 +31,7 @@ from .footprint import Footprint
 from .sharding import PLAIN, local, memory
 
 _THE_FIRST = (0,)
-_NO_TENSORS = frozenset({int, float, bool, list, type(None)})
+NO_TENSORS = frozenset({int, float, bool, list, type(None)})
 
 
 class Pass(TorchDispatchMode):
@@ -116,8 +115,12 @@ class Pass(TorchDispatchMode):
     def _note_birth(self, out: Any) -> None:
         if type(out) is Tensor:
             self._born.add(out.untyped_storage()._cdata)
-        else:
-            self._born.update([memory(t) for t in (out if isinstance(out, tuple) else [out]) if isinstance(t, Tensor)])
+            return
+        for t in out if isinstance(out, (tuple, list)) else (out,):
+            if type(t) is Tensor:
+                self._born.add(t.untyped_storage()._cdata)
+            elif isinstance(t, Tensor):
+                self._born.add(memory(t))
 
     def _before_write(self, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if traits.written == _THE_FIRST and type(args[0]) is Tensor and not traits.redirects:
@@ -169,7 +172,7 @@ class Pass(TorchDispatchMode):
                     found.append((where, a.storage_offset()))
                 elif where in casts:
                     found.append(casts[where][0])
-            elif type(a) not in _NO_TENSORS and isinstance(a, Tensor):
+            elif type(a) not in NO_TENSORS and isinstance(a, Tensor):
                 found.append(self._origin(a))
         return found
 
@@ -189,6 +192,7 @@ class HostReads:
     _lock = threading.Lock()
     _watching = 0
     _originals: ClassVar[dict[str, Any]] = {}
+    _stand_ins: ClassVar[dict[str, tuple[Any, Callable[..., Any]]]] = {}
 
     @classmethod
     def watch(cls) -> None:
@@ -196,9 +200,11 @@ class HostReads:
             cls._watching += 1
             if cls._watching == 1:
                 present = vars(Tensor)
-                cls._originals = {name: present.get(name) for name in cls._NAMES}
                 for name in cls._NAMES:
-                    setattr(Tensor, name, _stand_in(name, cls._originals[name]))
+                    original = cls._originals[name] = present.get(name)
+                    if name not in cls._stand_ins or cls._stand_ins[name][0] is not original:
+                        cls._stand_ins[name] = original, _reading(name, original or getattr(Tensor, name))
+                    setattr(Tensor, name, cls._stand_ins[name][1])
 
     @classmethod
     def unwatch(cls) -> None:
@@ -210,11 +216,6 @@ class HostReads:
                         delattr(Tensor, name)
                     else:
                         setattr(Tensor, name, original)
-
-
-@functools.cache
-def _stand_in(name: str, original: Any) -> Callable[..., Any]:
-    return _reading(name, original or getattr(Tensor, name))
 
 
 def _reading(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

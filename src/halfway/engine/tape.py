@@ -168,7 +168,7 @@ class Recorder(Pass):
         kind = traits.kind
         if kind == "batch_norm" and batch_norm.trains(traits, args, kwargs):
             self._refuse_in_checkpoint(func)
-            return self._record_batch_norm(func, args, kwargs)
+            return self._record_batch_norm(func, traits, args, kwargs)
         if traits.written and kind != "batch_norm":  # a frozen one only reads its running statistics
             self._before_write(traits, args, kwargs)
         if kind == "random":
@@ -216,9 +216,9 @@ class Recorder(Pass):
             self._protect(memory(t), t)  # it may be written to from there
         return original(t, *args, **kwargs)
 
-    def _record_batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record_batch_norm(self, func: Any, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # It is given copies of the running statistics, so the real ones only move when (and if) the step is replayed.
-        running = args[3:5] if batch_norm.takes_running_statistics(func) else ()
+        running = args[3:5] if traits.running else ()
         moved = [(None, None) if r is None else (r.clone(), r.clone()) for r in running]
         out = batch_norm.forward(func, args, kwargs, [after for _, after in moved])
         self.tape.add(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
