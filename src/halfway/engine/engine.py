@@ -325,9 +325,7 @@ class Engine:
         """The one call that replays; if it does not line up, its forward runs as usual."""
         shallow = self.shallow
         tensors = Inputs(args, kwargs).tensors()
-        replayer = Replayer(
-            tensors, shallow.footprint.memories, pending.probe.tape, pending.plan, pending.indices, pending.spot
-        )
+        replayer = Replayer(tensors, pending.probe.tape, pending.plan, pending.indices, pending.spot)
         replayer.open_ended = shallow.whole and pending.more_arguments
         finished = given_up = False
 

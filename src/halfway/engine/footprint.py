@@ -51,7 +51,7 @@ class Footprint:
         self._children: list[list[Any]] = []
         # Attributes in which an audit found something that changes: whose they are, and their names.
         self._changing: dict[tuple[int, str], tuple[Any, str]] = {}
-        # Modules that an audit saw change.
+        # Modules that have run before the cut, or that an audit saw change.
         self._found: list[nn.Module] = []
         self._names: dict[nn.Module, str] = {}
         self._watched: list[nn.Module] = []
@@ -107,8 +107,12 @@ class Footprint:
 
     def watch(self, entered: set[nn.Module], touched: set[int]) -> None:
         """These run before the cut, and the tensors in these memories are used there."""
-        used = [m for m in self.modules if m in entered or any(memory(t) in touched for t in _tensors_of(m))]
-        self._watched = [*used, *(m for m in self._found if m not in used)]
+        self._found += [
+            m
+            for m in self.modules
+            if m not in self._found and (m in entered or any(memory(t) in touched for t in _tensors_of(m)))
+        ]
+        self._watched = [m for m in self.modules if m in self._found]
         self._look()
 
     def tensors(self) -> list[Tensor]:

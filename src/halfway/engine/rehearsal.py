@@ -59,16 +59,15 @@ class Rehearsal(Proving):
     def __init__(
         self,
         inputs: list[Tensor],
-        owned: set[int],
         tape: Tape,
         plan: Plan,
         indices: Tensor,
         layer: Callable[[], str],
     ) -> None:
-        super().__init__(inputs, owned, tape, plan, indices)
+        super().__init__(inputs, tape, plan, indices)
         self._layer = layer
         self._drawn = False
-        self._axis = SampleAxis(tape.size, len(indices), inputs, owned, self.lasts)
+        self._axis = SampleAxis(tape.size, len(indices), inputs, tape.owned, self.lasts)
         self._reading = Reading("", False, set(), None)
         self._logged: Logged | None = None
 
@@ -237,14 +236,13 @@ class Swap(Proving):
     def __init__(
         self,
         inputs: list[Tensor],
-        owned: set[int],
         tape: Tape,
         plan: Plan,
         indices: Tensor,
         untouched: Tensor,
         expected: dict[int, list[list[Tensor]]] | None,
     ) -> None:
-        super().__init__(inputs, owned, tape, plan, indices)
+        super().__init__(inputs, tape, plan, indices)
         self.sums: dict[int, list[list[Tensor]]] = {}
         self._untouched = untouched
         self._expected = expected

@@ -34,13 +34,12 @@ class Replayer(Pass):
     def __init__(
         self,
         inputs: list[Tensor],
-        owned: set[int],
         tape: Tape,
         plan: Plan,
         indices: Tensor,
         spot: int | None = None,
     ) -> None:
-        super().__init__(inputs, owned)
+        super().__init__(inputs, tape.owned)
         self.replayed = self.computed = 0
         self.computed_flops = 0.0
         self.mismatch: Tensor | None = None

@@ -129,7 +129,11 @@ class Shallow:
         self._waiting: list[AtCut] = []
         self._hook = _passing_on_to(self._waiting)
         self._hook_number = RemovableHandle(OrderedDict()).id
+        # Programs of passes that are known, by number of samples; the last one; whether one was new that took its path
+        # without all modules being watched.
+        self._programs: dict[int, list[Any]] = {}
         self._last_program: tuple[int, list[Any]] = (0, [])
+        self._look_again = False
         # Whether the shallow part runs a backward pass of its own, for which things must be saved.
         self._needs_graph = False
 
@@ -170,8 +174,8 @@ class Shallow:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.hooked(stop))
                 watched = stack.enter_context(self._watching()) if self.watched is not None else None
-                # The first one: everything the model holds is looked at, and who takes part.
-                new = self.footprint.refresh() or not self._reached
+                # The first one: everything the model holds is looked at, and which modules take part.
+                new = self.footprint.refresh() or not self._reached or self._look_again
                 touched: set[int] = set()
                 if new:
                     self.footprint.watch_all()
@@ -189,7 +193,9 @@ class Shallow:
                 self._run(inputs)
             seen = self.seen(found, size, watched)
             self._reached = True
-            self._last_program = size, recorder.tape.program
+            self._look_again = not self._is_known(size, recorder.tape.program) and not new
+            if self._look_again:
+                self.footprint.watch_all()
             if self._refusal():
                 recorder.tape.refuse(self._refusal())
             if self.several_ranks and not recorder.written <= self.footprint.written_statistics():
@@ -205,6 +211,16 @@ class Shallow:
                 host_random.restore()
                 torch_random.restore()
         return Probe(seen, recorder.tape, host_random, torch_random, recorder.generators)
+
+    def _is_known(self, size: int, program: list[Any]) -> bool:
+        self._last_program = size, program
+        known = self._programs.setdefault(size, [])
+        if program in known:
+            return True
+        if sum(map(len, self._programs.values())) >= _PLANS:
+            self._programs.clear()
+        self._programs.setdefault(size, []).append(program)
+        return False
 
     def check(self, probe: Probe) -> None:
         """Raise if the first batch already gives features that cannot be scored."""
@@ -317,21 +333,22 @@ class Shallow:
         for shard in shards:
             shard.reshard()
 
-    @contextlib.contextmanager
-    def _passing(self, example: Tensor, graph: NoGraph | None) -> Iterator[None]:
+    def _passing(self, example: Tensor, graph: NoGraph | None) -> contextlib.AbstractContextManager[Any]:
         """The circumstances of the model's call: autocast as in its last one, and grad enabled, for without grad many
         models run other operations. Nothing is saved for a backward pass that will never come, if `graph` says so."""
         device = example.device.type
         enabled, dtype = autocast = self.expected_autocast(example)
-        with contextlib.ExitStack() as stack:
-            if self.compiled or self.footprint.compiled:
-                # Some versions never compile again what they once met under a dispatch mode.
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            if graph is not None:
-                stack.enter_context(graph)
-            if autocast != autocast_state(device):
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-            yield
+        compiled = self.compiled or self.footprint.compiled
+        if graph is not None and not compiled and autocast == autocast_state(device):
+            return graph
+        stack = contextlib.ExitStack()
+        if compiled:
+            # Some versions never compile again what they once met under a dispatch mode.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if graph is not None:
+            stack.enter_context(graph)
+        stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        return stack
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[list[Tensor]]:
@@ -413,7 +430,7 @@ class Shallow:
     def _rehearse(self, probe: Probe, plan: Plan, part: Inputs, rows: Tensor) -> None:
         """Run the shallow part on some of the samples and compare every operation with the tape."""
         entered = [""]
-        rehearsal = Rehearsal(part.tensors(), self.footprint.memories, probe.tape, plan, rows, lambda: entered[-1])
+        rehearsal = Rehearsal(part.tensors(), probe.tape, plan, rows, lambda: entered[-1])
 
         def enter(module: nn.Module, args: Any) -> None:
             entered.append(self.footprint.name(module) or entered[-1])
@@ -467,7 +484,7 @@ class Shallow:
 
         def run(rows: Tensor, expected: dict[int, list[list[Tensor]]] | None) -> Swap:
             inputs = cut(rows)
-            swap = Swap(inputs.tensors(), self.footprint.memories, probe.tape, plan, rows, others, expected)
+            swap = Swap(inputs.tensors(), probe.tape, plan, rows, others, expected)
             self._pass(probe, swap, inputs, lambda output: swap.leave())
             return swap
 

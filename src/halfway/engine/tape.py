@@ -85,13 +85,15 @@ class Tape:
     """The recording of one probe of `size` samples. `refusal` says why it cannot be replayed, if it cannot.
 
     Attributes:
+        owned: the memories of parameters and buffers, as far as they were known.
         program: all operations, cheap ones included, each as `axis.Logged`. What is proven of a program holds for no
             other.
         plain: what each of them was given beside tensors. This may be something else in every step.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, owned: set[int]) -> None:
         self.size = size
+        self.owned = owned
         self.entries: list[Entry | None] = []
         self.program: list[tuple[Any, ...]] = []
         self.plain: list[Given] = []
@@ -118,7 +120,7 @@ class Recorder(Pass):
 
     def __init__(self, inputs: list[Tensor], owned: set[int], size: int) -> None:
         super().__init__(inputs, owned)
-        self.tape = Tape(size)
+        self.tape = Tape(size, owned)
         self.finished = False
         self.touched: set[int] | None = None
         # The program that is expected, how long it is, and where in it this pass is.
