@@ -58,7 +58,10 @@ class Batch(NamedTuple):
         tensor. If all their tensors are in lists, what else is in the batch tells, or else the entries are counted."""
         if self.first == "samples":
             return _not_empty(len(self.parts[0]))
-        arguments, whole = list(arguments), [*self.parts, *self.named.values()]
+        arguments = list(arguments)
+        if arguments and type(arguments[0]) is Tensor and arguments[0].ndim:
+            return _not_empty(arguments[0].shape[0])
+        whole = [*self.parts, *self.named.values()]
         for tell, where in (
             (reading.direct_length, (a for a in arguments if not reading.is_array(a))),
             (reading.direct_length, whole),

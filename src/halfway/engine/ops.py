@@ -154,7 +154,7 @@ def _traits(func: Any) -> Traits:
         momentum=max(position(func, "momentum"), position(func, "exponential_average_factor")),
         running=position(func, "running_mean") >= 0,
         dropout=position(func, "dropout_p") >= 0,
-        plain=[str(a.type) for a in func._schema.arguments] != ["Tensor"],
+        plain=[str(a.type) for a in func._schema.arguments] != ["Tensor"] or name == "lift_fresh",
         numbers=_numbers(func, name),
         tensor_lists=tuple(i for i, a in enumerate(func._schema.arguments) if _item(a) == "List[Tensor"),
     )

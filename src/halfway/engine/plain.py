@@ -17,14 +17,16 @@ from .ops import Traits
 # By position, None for tensors; and those given by name.
 Given = tuple[Any, Any]
 
-_NOTHING: Given = ((), ())
+NOTHING: Given = ((), ())
 _TYPES = frozenset({int, float, bool, complex, list, tuple})
 
 
 def given(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
     """What an operation is given beside tensors; a tensor that Python has just made counts as a number."""
+    if traits.from_host:
+        return _Made(args[0]), ()
     if not traits.plain and not kwargs:
-        return (_Made(args[0]), ()) if traits.from_host else _NOTHING
+        return NOTHING
     found = [a if type(a) in _TYPES else None for a in args]
     for i in traits.tensor_lists:
         if i < len(found):

@@ -48,7 +48,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from . import axis, batch_norm, ops
-from .plain import Given, given
+from .plain import NOTHING, Given, given
 from .sandbox import Pass, foreign_hooks, tensors_in, written_tensors
 from .sharding import memory
 
@@ -136,7 +136,10 @@ class Recorder(Pass):
         kwargs = kwargs or {}
         if self.finished:
             return self._guarded(func, args, kwargs)
-        traits = ops.KNOWN.get(id(func)) or ops.traits(func)
+        try:
+            traits = ops.KNOWN[id(func)]
+        except KeyError:
+            traits = ops.traits(func)
         logged = traits.logged
         if logged is not None:
             if traits.refusal and not ops.excused(func, args):
@@ -146,7 +149,7 @@ class Recorder(Pass):
                 at, self._at = self._at, self._at + 1
                 if at >= self._length or expected[at][0] is not logged:
                     self._leave_the_expected()
-            plain = given(traits, args, kwargs)
+            plain = given(traits, args, kwargs) if traits.plain or kwargs else NOTHING
         if self.touched is not None:
             self.touched.update(map(memory, tensors_in((args, kwargs))))
         out = self._run(func, traits, args, kwargs)
@@ -187,7 +190,7 @@ class Recorder(Pass):
         if self.tape.refusal:
             self._kept.clear()
             return out
-        self.tape.add(self._entry(func, traits, args, kwargs, out))
+        self.tape.entries.append(self._entry(func, traits, args, kwargs, out))
         return out
 
     def _entry(self, func: Any, traits: ops.Traits, args: Any, kwargs: Any, out: Any) -> Entry:

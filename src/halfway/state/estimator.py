@@ -122,13 +122,14 @@ class DensityEstimator(nn.Module):
         """Takes the place of `update` on a rank that has no batches left."""
         self.update(self.centroids[:0], ranks)
 
-    @torch.no_grad()
     def settle(self) -> None:
         """Wait for what the ranks have sent each other, and learn from it."""
-        arriving, self._arriving = self._arriving, None
-        if arriving is None:
-            return
-        total = arriving.wait()
+        if self._arriving is not None:
+            arriving, self._arriving = self._arriving, None
+            self._learn_from(arriving.wait())
+
+    @torch.no_grad()
+    def _learn_from(self, total: Tensor) -> None:
         if self.ready:
             self._receive(total[:, :-1], total[:, -1].to(torch.int64))
         else:
