@@ -6,7 +6,7 @@ running_var, ...) and returns (output, mean, inverse standard deviation, ...).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,15 @@ from torch.overrides import TorchFunctionMode
 from . import ops
 
 aten = torch.ops.aten
+
+
+class Step(NamedTuple):
+    """What a running statistic was and became in the probe."""
+
+    running: Tensor
+    before: Tensor
+    after: Tensor
+    momentum: float
 
 
 def forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: list[Tensor | None]) -> tuple[Any, ...]:
@@ -30,13 +39,19 @@ def normalise(func: Any, args: tuple[Any, ...], mean: Tensor, inverse_std: Tenso
     return (out, mean, inverse_std, *reserve)
 
 
-def move(running: Tensor, before: Tensor, after: Tensor, momentum: float) -> None:
-    """A step of a running statistic, once taken from `before` to `after`, from where it is now.
+def move(steps: list[Step]) -> None:
+    """Running statistics take the steps that they have once taken, from where they are now.
 
-    Usually that is `before`, and it becomes `after` to the bit. But DDP has ranks take over the first one's before each
-    call, and a BatchNorm that runs twice has moved already.
+    Usually each is what it was, and becomes what it became, to the bit. But DDP has ranks take over the first one's
+    before each call, and a BatchNorm that runs twice has moved already.
     """
-    running.data.sub_(before).mul_(1 - momentum).add_(after)
+    at_once = len({id(s.running) for s in steps}) == len(steps) and len({s.momentum for s in steps}) == 1
+    for some in [steps] if at_once else [[s] for s in steps]:  # at once: three launches for all of them
+        if some:
+            running = [s.running.data for s in some]
+            torch._foreach_sub_(running, [s.before for s in some])
+            torch._foreach_mul_(running, 1 - some[0].momentum)
+            torch._foreach_add_(running, [s.after for s in some])
 
 
 def momentum(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

@@ -18,6 +18,7 @@ import io
 import pickle
 import sys
 from collections import OrderedDict, deque
+from itertools import chain
 from operator import is_
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -262,11 +263,13 @@ class _View:
 
     def present(self) -> list[Any]:
         """All that its containers hold, for a comparison by identity."""
-        found = [v for d in self.dicts for v in d.values()]
-        found += [k for d in self.dicts for k in d]
-        found += [v for c in self.sequences for v in c]
-        # A container that was empty and is not any more.
-        return [*found, *filter(None, self.empty)]
+        # At last, a container that was empty and is not any more.
+        return [
+            *chain.from_iterable(map(dict.values, self.dicts)),
+            *chain.from_iterable(self.dicts),
+            *chain.from_iterable(self.sequences),
+            *filter(None, self.empty),
+        ]
 
     def fingerprint(self) -> list[Any]:
         return [[t.data_ptr() for t in self._read], [t._version for t in self._read], *map(id, self._read)]

@@ -49,10 +49,10 @@ class Replayer(Pass):
         self._plan = plan
         self._indices = indices
         self._spot = spot
-        self._length = len(plan.sequence)
+        self._length, self._recorded = len(plan.sequence), len(tape.entries)
         self._at = 0
         self._cursor = 0
-        self._steps: list[tuple[Tensor, Tensor, Tensor, float]] = []
+        self._steps: list[batch_norm.Step] = []
         self._over = False
         self._failure: Diverged | None = None
         self._circumstances = contextlib.ExitStack()
@@ -98,7 +98,7 @@ class Replayer(Pass):
             if type(out) is Tensor:
                 self._born.add(out.untyped_storage()._cdata)
             else:
-                self._note_birth(out)
+                self._note_birth(out[:1] if traits.kind == "batch_norm" else out)
         return out
 
     def _failing(self, difference: Diverged) -> Diverged:
@@ -170,12 +170,11 @@ class Replayer(Pass):
 
     def move_statistics(self) -> None:
         """Running statistics take the step they took in the probe."""
-        for step in self._steps:
-            batch_norm.move(*step)
+        batch_norm.move(self._steps)
 
     def _next(self, func: Any, kind: str) -> tuple[Entry, Op]:
         i, self._cursor = self._cursor, self._cursor + 1
-        entry = self._tape.entries[i] if i < len(self._tape.entries) else None
+        entry = self._tape.entries[i] if i < self._recorded else None
         if entry is None or (entry.func is not func and not same_operation(entry.func, func)):
             raise Diverged("the shallow part runs other operations than in the probe")
         self._tape.entries[i] = None
@@ -233,7 +232,9 @@ class Replayer(Pass):
             self._before_write(traits, args, kwargs)
             return func(*args, **kwargs)
         momentum = batch_norm.momentum(traits, args, kwargs)
-        self._steps += [(r, *m, momentum) for r, m in zip(args[3:5], entry.moved, strict=False) if m[0] is not None]
+        for running, (before, after) in zip(args[3:5], entry.moved, strict=False):
+            if before is not None:
+                self._steps.append(batch_norm.Step(running, before, after, momentum))
         return batch_norm.normalise(func, args, mean, inverse_std)
 
     def _cut(self, entry: Entry, op: Op) -> list[Any]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -166,13 +166,16 @@ class Pass(TorchDispatchMode):
         owned, casts = self._owned, self._casts
         found: list[Any] = []
         for a in args:
-            if type(a) in PLAIN:
+            kind = type(a)
+            if kind is nn.Parameter:
+                found.append(id(a))
+            elif kind is Tensor:
                 where = a.untyped_storage()._cdata
                 if where in owned:
                     found.append((where, a.storage_offset()))
                 elif where in casts:
                     found.append(casts[where][0])
-            elif type(a) not in NO_TENSORS and isinstance(a, Tensor):
+            elif kind not in NO_TENSORS and isinstance(a, Tensor):
                 found.append(self._origin(a))
         return found
 

@@ -156,8 +156,8 @@ class Recorder(Pass):
         if traits.fresh:
             if type(out) is Tensor:
                 self._born.add(out.untyped_storage()._cdata)
-            else:
-                self._note_birth(out)
+            else:  # of a BatchNorm the model gets the first output only
+                self._note_birth(out[:1] if traits.kind == "batch_norm" else out)
         if logged is not None:
             shapes = out.shape if type(out) is Tensor else axis.shapes(out)
             along = axis.along(func, traits, args, kwargs) if traits.dim else ()
