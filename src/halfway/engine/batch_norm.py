@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 def forward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: list[Tensor | None]) -> tuple[Any, ...]:
     """A training-mode forward of N samples that moves `moved`, copies of the running statistics, in their stead."""
-    return func(*args[:3], *moved, *args[3 + len(moved) :], **kwargs)  # type: ignore[no-any-return]
+    return func(*args[:3], *moved, *args[3 + len(moved) :], **kwargs)
 
 
 def normalise(func: Any, args: tuple[Any, ...], mean: Tensor, inverse_std: Tensor) -> tuple[Any, ...]:
@@ -58,8 +58,8 @@ def momentum(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """The weight of the batch in a new running statistic; cuDNN and MIOpen call it by another name."""
     for name in ("momentum", "exponential_average_factor"):
         if name in kwargs:
-            return kwargs[name]  # type: ignore[no-any-return]
-    return args[traits.momentum]  # type: ignore[no-any-return]
+            return kwargs[name]
+    return args[traits.momentum]
 
 
 class WithoutCudnn(TorchFunctionMode):
