@@ -323,7 +323,7 @@ class Saved:
     def __init__(self, view: _View, present: list[Any], data: _Data, more: list[Any], modules: list[nn.Module]) -> None:
         self._view = view
         self._present = present
-        self._contents = [(d, {**d}) for d in view.dicts]
+        self._contents: list[tuple[Any, Any]] = [(d, {**d}) for d in view.dicts]
         self._contents += [(c, [*c]) for c in view.sequences]
         self._others = [(c, _copy(c)) for c in [*view.others, *more]]
         self._data = data
@@ -363,7 +363,7 @@ class Saved:
 
     def _remove_hooks(self) -> None:
         """Those registered since: on modules whose containers were not saved, and on parameters."""
-        owners = [(m, _HOOKS) for m in self._modules]
+        owners: list[tuple[Any, tuple[str, ...]]] = [(m, _HOOKS) for m in self._modules]
         owners += [(t, _TENSOR_HOOKS) for m in self._modules for t in _tensors_of(m)]
         for owner, names in owners:
             for name in names:

@@ -74,7 +74,7 @@ class Entry:
 
     __slots__ = ("func", "given", "moved", "outputs")
 
-    def __init__(self, func: Any, outputs: list[Any], given: tuple[Any, ...] = (), moved: Sequence[Any] = ()) -> None:
+    def __init__(self, func: Any, outputs: list[Any], given: Sequence[Any] = (), moved: Sequence[Any] = ()) -> None:
         self.func = func
         self.outputs = outputs
         self.given = given
