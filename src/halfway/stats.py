@@ -45,7 +45,8 @@ class Stats:
     effective_ratio: pruned / seen, which is below `prune_ratio` when the schedule leaves epochs out or batches round.
     relative_flops: FLOPs spent relative to training on all samples, the probe included.
     recompute_reasons: why steps were recomputed instead of replayed, with their number.
-    diagnostics: what the selector says about its choices, see its card; empty for most, and before the first.
+    diagnostics: what the selector says about its choices, see its card; empty for most, and before the first. It
+        begins anew where a state is loaded, and two snapshots are equal whatever it says.
     """
 
     steps: int
@@ -59,7 +60,7 @@ class Stats:
     operations_replayed: int
     operations_computed: int
     recompute_reasons: dict[str, int]
-    diagnostics: dict[str, float] = field(default_factory=dict)
+    diagnostics: dict[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, c: Counters, diagnostics: dict[str, float] | None = None) -> Stats:

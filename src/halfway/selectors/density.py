@@ -160,6 +160,7 @@ class Density(Selector):
                 f"the state has centroids of shape {tuple(state['centroids'].shape)} and width {D}, but this selector "
                 f"is made for {shape}"
             )
+        self._share, self._by_density, self._choices = None, None, 0
         if D == 0:
             self.estimator = None
             return
