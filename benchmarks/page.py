@@ -158,7 +158,41 @@ def _provenance(result: dict[str, Any]) -> str:
     )
 
 
+def _host_text(found: dict[str, Any]) -> str:
+    rows = [
+        [
+            r["model"],
+            f"`{r['at']}`",
+            str(r["operations"]),
+            *(f"{r[k]:,}" for k in ("plain", "floor", "replayed")),
+            f"{r['replayed'] / r['plain']:.1f}",
+            f"{(r['replayed'] - r['floor'] - 700) / (2 * r['operations']):.0f}",
+        ]
+        for r in found["calls"]
+    ]
+    header = ["model", "cut", "operations before it", "plain", "floor", "replayed", "replayed / plain", "per operation"]
+    times = [
+        [name, *(f"{q['median']:.0f} ({q['q1']:.0f}-{q['q3']:.0f})" for q in (took["blocker"], took["replay"]))]
+        for name, took in found["microseconds"].items()
+    ]
+    return f"""\
+Calls of Python functions in a steady step (batch of 8, SGD, `density`, p = 0.5), counted by cProfile: training on the
+retained samples alone; the *floor*, which runs the shallow forward once more and has both under a dispatch mode that
+does nothing; a replayed step. The last column is what a replayed step calls beyond the floor and 700 per step, for each
+operation before the cut and each of its two passes.
+
+{markdown(header, rows)}
+
+Microseconds that a layer of a chain of {found["layers"]} tiny ones takes longer, median and quartiles of
+{found["rounds"]} rounds:
+
+{markdown(["layers", "blocker's call", "replayed call"], times)}
+
+{_provenance(found)}"""
+
+
 _SECTIONS = {
+    "host": ("Host time", _host_text),
     "selection": ("The selection itself", _selection_text),
     "ranks": ("The sum over ranks", _ranks_text),
     "loop": ("The loop of `halfway train`", _loop_text),
