@@ -182,6 +182,7 @@ def torchrun(folder: Path, *arguments: str) -> None:
     assert [node.returncode for node in nodes] == [0, 0], "\n".join(outputs)
 
 
+@pytest.mark.slow
 def test_an_elastic_job_that_loses_a_worker_ends_with_the_same_weights(tmp_path: Path, feature) -> None:
     finals = []
     for name, arguments in (("undisturbed", ()), ("killed", ("10",))):

@@ -115,9 +115,10 @@ def test_a_value_of_the_whole_batch_rules_out_no_replay(name):
         "routed with a capacity",
     ],
 )
-def test_no_training_of_thirty_is_wrong(name):
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 30), marks=pytest.mark.slow)], ids=["8", "all"])
+def test_no_training_of_thirty_is_wrong(name, seeds):
     """An extreme may lie among any rows: at each seed others are retained, and others were looked at before."""
-    for seed in range(30):
+    for seed in seeds:
         torch.manual_seed(seed)
         size, ratio = [(16, 0.3), (16, 0.5), (8, 0.3), (8, 0.5)][seed % 4]
         train(Net(REDUCTIONS[name]), normal_batches(33, size, 16, seed=seed), ratio).assert_right((name, seed))
@@ -336,7 +337,7 @@ def autocast_gradients(model, x, y, dtype):
 
 @pytest.mark.parametrize("mixing", [ByHand2d, Centred, Extreme])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("size", "side"), [(16, 8), (128, 32)])
+@pytest.mark.parametrize(("size", "side"), [(16, 8), pytest.param(128, 32, marks=pytest.mark.slow)])
 def test_mixing_is_seen_in_half_precision_too(mixing, dtype, size, side):
     """Rounding hides what samples share. How much of a difference is rounding, the same rows in another order tell."""
     model = half_precision_net(mixing)

@@ -165,6 +165,7 @@ def test_a_mistake_is_named_before_anything_is_trained(
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_it_runs_under_torchrun(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "halfway"]
     words = ["compare", "tiny-cifar10", "--data", "synthetic", "--seeds", "0", "--out", str(tmp_path / "c"), *SMALL]

@@ -247,7 +247,7 @@ def assert_same_run(a: RunFolder, b: RunFolder) -> None:
     assert without_times(a.read_metrics()) == without_times(b.read_metrics())
 
 
-@pytest.mark.parametrize("lines", [0, 3, 17])
+@pytest.mark.parametrize("lines", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 3)), 17])
 def test_a_run_killed_at_any_moment_resumes_to_the_same_bits(
     uninterrupted: RunFolder, tmp_path: Path, lines: int
 ) -> None:
