@@ -18,7 +18,7 @@ BUDGETS = {
     "batches": 440,
     "blocker": 500,
     "costs": 320,
-    "engine": 2_500,
+    "engine": 2_750,
     "integrations": 370,
     "lab": 6_200,
     "samplers": 640,

@@ -44,7 +44,7 @@ class Footprint:
 
     Attributes:
         modules: all modules of the model.
-        memories: where the watched parameters and buffers lie.
+        owned: the memories of the watched parameters and buffers, and their identities.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -60,7 +60,7 @@ class Footprint:
         self._known: list[Any] = []
         self._data = _Data([])
         self.modules: list[nn.Module] = []
-        self.memories: set[int] = set()
+        self.owned: set[int] = set()
         self.refresh()
 
     def refresh(self, data: bool = True) -> bool:
@@ -91,7 +91,7 @@ class Footprint:
         tensors = [] if self._view.shards else self._view.tensors
         if not self._data.holds(tensors):
             self._data = _Data(tensors)
-            self.memories = {memory(t) for t in self._view.tensors}
+            self.owned = {memory(t) for t in self._view.tensors} | {id(t) for t in self._view.tensors}
 
     def names(self) -> dict[nn.Module, str]:
         """All modules that the model has now, with their names."""

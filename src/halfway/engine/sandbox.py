@@ -39,7 +39,7 @@ class Pass(TorchDispatchMode):
 
     Args:
         inputs: the model's inputs. They belong to the caller, but are others in every pass.
-        owned: the memories of the model's parameters and buffers.
+        owned: the memories of the model's parameters and buffers, and their identities.
 
     Attributes:
         generators: those that operations were given to draw with, and the state they had before.
@@ -167,9 +167,9 @@ class Pass(TorchDispatchMode):
         found: list[Any] = []
         for a in args:
             kind = type(a)
-            if kind is nn.Parameter:
+            if kind is nn.Parameter and id(a) in owned:
                 found.append(id(a))
-            elif kind is Tensor:
+            elif kind in PLAIN:
                 where = a.untyped_storage()._cdata
                 if where in owned:
                     found.append((where, a.storage_offset()))

@@ -182,7 +182,7 @@ class Shallow:
                     stack.enter_context(_modules_seen(lambda m, _: entered.add(m)))
                     stack.callback(self.footprint.watch, entered, touched)
                 audit = stack.enter_context(self.footprint.kept(new or self._probes % _AUDIT_EVERY == 0))
-                recorder = Recorder(tensors, self.footprint.memories, size)
+                recorder = Recorder(tensors, self.footprint.owned, size)
                 recorder.touched = touched if new else None
                 if self._last_program[0] == size:
                     recorder.expect(self._last_program[1], audit.begin)

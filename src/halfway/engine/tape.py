@@ -185,7 +185,7 @@ class Recorder(Pass):
             return out
         if kind == "random":
             self._refuse_in_checkpoint(func)
-        elif traits.dropout and ops.argument(func, "dropout_p", args, kwargs):
+        elif kind == "expensive" and traits.dropout and ops.argument(func, "dropout_p", args, kwargs):
             self.tape.refuse(f"the shallow part uses fused attention with dropout ({func})")
         if self.tape.refusal:
             self._kept.clear()
