@@ -40,6 +40,11 @@ _TOLERANCE_TF32 = 3e-3
 _ROWS_IN_DOUBT = 16
 # Rows count as different when they are further apart than this many tolerances.
 _MARGIN = 10
+# Poolings that say where they found their maxima, and over how many dimensions they pool.
+_POOLED = {
+    torch.ops.aten.max_pool2d_with_indices.default: 2,
+    torch.ops.aten.max_pool3d_with_indices.default: 3,
+}
 
 
 class Samples(NamedTuple):
@@ -149,9 +154,15 @@ class Op:
         return self.attempts <= 16 or self.attempts & (self.attempts - 1) == 0
 
     def prove(
-        self, full: Sequence[Any], part: Sequence[Any], indices: Tensor, size: int, rehearsed: bool = False
+        self,
+        full: Sequence[Any],
+        part: Sequence[Any],
+        args: tuple[Any, ...],
+        indices: Tensor,
+        size: int,
+        rehearsed: bool = False,
     ) -> str:
-        """Compare a recording of N samples with the operation's outputs on S of them.
+        """Compare a recording of N samples with the operation's outputs on S of them, where it is given `args`.
 
         Returns why the operation cannot be replayed, or "" (then `proven` says whether the check was conclusive).
         """
@@ -168,7 +179,8 @@ class Op:
                 if beside not in options:
                     self.computed = "nothing shows whose its whole numbers are"
                     return ""
-                if not torch.equal(beside.take(whole, indices, size), computed):  # as of a pooling across samples
+                taken = beside.take(whole, indices, size)
+                if not torch.equal(taken, computed) and not self._same_maxima(args, part[0], taken):
                     self.computed = "its whole numbers depend on the place that a sample has in the batch"
                     return ""
                 chosen.append(beside)
@@ -192,6 +204,18 @@ class Op:
         in_doubt = self.behind_draws or not rehearsed
         self.proven = conclusive and (not in_doubt or self.compared >= _ROWS_IN_DOUBT)
         return ""
+
+    def _same_maxima(self, args: tuple[Any, ...], maxima: Tensor, where: Tensor) -> bool:
+        """Whether a max pooling on S samples might as well have found its maxima there: of two equal values, or two
+        that rounding has made equal, either may be taken. A pooling across samples points elsewhere."""
+        dims = _POOLED.get(self.func)
+        if dims is None:
+            return False
+        planes, places = args[0].flatten(-dims), where.flatten(-dims)
+        if planes.shape[:-1] != places.shape[:-1] or bool((places >= planes.shape[-1]).any()):
+            return False
+        found = planes.gather(-1, places)
+        return bool(disagreement(maxima.flatten(1), found.view_as(maxima).flatten(1)) <= tolerance(maxima))
 
     def describe(self) -> str:
         return f"operation {self.func} in {self.layer!r}" if self.layer else f"operation {self.func}"

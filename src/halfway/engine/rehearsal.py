@@ -173,7 +173,7 @@ class Rehearsal(Proving):
             op.computed = "its memory layout depends on the number of samples"
         if op.computed:
             return out
-        refusal = op.prove(entry.outputs, part, self._indices, self._tape.size, rehearsed=True)
+        refusal = op.prove(entry.outputs, part, args, self._indices, self._tape.size, rehearsed=True)
         if refusal:
             raise Diverged(refusal)
         return like(func, self._cut(entry, op)) if op.proven else out

@@ -203,7 +203,7 @@ class Replayer(Pass):
             return like(func, taken)
         self.computed_flops += op.flops
         if not op.computed and op.due():
-            self._plan.refusal = op.prove(entry.outputs, sequence(out), self._indices, self._tape.size)
+            self._plan.refusal = op.prove(entry.outputs, sequence(out), args, self._indices, self._tape.size)
             if self._plan.refusal:
                 raise Diverged(self._plan.refusal)
         return out
