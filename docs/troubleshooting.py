@@ -182,6 +182,11 @@ WARNINGS = [
         '`reuse="recompute"`, and please report it.',
     ),
     Entry(
+        ("looks at the model's output, so the cut",),
+        "The method needs the whole forward pass of every sample, so there is no cut to choose.",
+        "Pass `at=None`.",
+    ),
+    Entry(
         ("did not run in this batch",),
         "The layer at the cut is skipped at random.",
         "Cut at a layer that always runs.",

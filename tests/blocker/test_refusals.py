@@ -192,3 +192,11 @@ def test_what_a_blocker_is_made_with_can_still_be_asked_of_its_signature() -> No
     parameters = inspect.signature(halfway.ForwardBlocker).parameters
     assert list(parameters)[:4] == ["model", "at", "prune_ratio", "selector"]
     assert list(inspect.signature(Density).parameters)[:3] == ["num_centroids", "dim", "noise"]
+
+
+def test_a_cut_that_a_selector_of_outputs_does_not_use_is_said() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    with pytest.warns(UserWarning, match=r"'loss' looks at the model's output, so the cut at='0' is not used"):
+        halfway.ForwardBlocker(model, "0", 0.5, selector="loss").remove()
+    with pytest.raises(ValueError, match="no module"):  # a wrong name is one whatever the selector
+        halfway.ForwardBlocker(model, "nothing", 0.5, selector="loss")

@@ -116,6 +116,12 @@ class ForwardBlocker(Joinable):
         self._feedback = Feedback(self.selector, self._root, compiled)
         shallow: Shallow | None = None
         if self.selector.needs == "outputs":
+            if at is not None:
+                warnings.warn(
+                    f"the selector {self.selector.name!r} looks at the model's output, so the cut "
+                    f"at={find_layer(self._root, at)[0]!r} is not used; pass at=None",
+                    stacklevel=3,
+                )
             shallow = Shallow(self._root, self._root, "the model's output", compiled, self._feedback.watched)
         elif at is not None:
             self._layer_name, layer = find_layer(self._root, at)
