@@ -124,7 +124,7 @@ def test_it_replays_in_bfloat16(at: str, feature) -> None:
     """Accelerate wraps `model.forward` in autocast, and turns the outputs into float32: all of it within the call."""
     accelerator, model, optimizer, loader = prepared(mixed_precision="bf16")
     selector = Density() if at == "stem" else "loss"
-    blocker = block(accelerator, model, "stem", 0.5, selector=selector, reuse="replay")
+    blocker = block(accelerator, model, at if at == "stem" else None, 0.5, selector=selector, reuse="replay")
     gradients = []
     for x, y in loader:
         x, y = blocker(x, y)

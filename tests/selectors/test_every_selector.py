@@ -32,6 +32,10 @@ def made(name: str) -> halfway.Selector:
     return SELECTORS[name](losses=torch.rand(SAMPLES)) if name == "rho" else SELECTORS[name]()
 
 
+def cut(name: str, at: str) -> str | None:
+    return None if SELECTORS[name].needs == "outputs" else at
+
+
 def network() -> nn.Module:
     stem = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.ReLU())
     return nn.Sequential(stem, nn.Conv2d(6, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
@@ -67,7 +71,9 @@ def test_with_accelerate(name: str, feature: Callable[..., None]) -> None:
 
     accelerator = accelerate.Accelerator(cpu=True)
     model, loader = accelerator.prepare(network(), DataLoader(data(), BATCH))
-    stats = train(model, block(accelerator, model, "0", 0.5, selector=made(name)), loader, accelerator.backward)
+    stats = train(
+        model, block(accelerator, model, cut(name, "0"), 0.5, selector=made(name)), loader, accelerator.backward
+    )
     check(name, stats)
     feature(f"{SELECTOR_IN}Accelerate", name, stats)
 
@@ -76,7 +82,7 @@ def test_with_accelerate(name: str, feature: Callable[..., None]) -> None:
 def test_with_timm(name: str, feature: Callable[..., None]) -> None:
     timm = pytest.importorskip("timm")
     model = timm.create_model("test_resnet", num_classes=5)
-    blocker = halfway.ForwardBlocker(model, "layer1", 0.5, selector=made(name), reuse="replay")
+    blocker = halfway.ForwardBlocker(model, cut(name, "layer1"), 0.5, selector=made(name), reuse="replay")
     stats = train(model, blocker, DataLoader(data(), BATCH))
     check(name, stats)
     feature(f"{SELECTOR_IN}timm", name, stats)
@@ -90,7 +96,7 @@ def _on(rank: int) -> dict[str, halfway.Stats]:
         loader = DataLoader(data(), BATCH, sampler=DistributedSampler(data(), 2, rank))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with halfway.ForwardBlocker(model, "0", 0.5, selector=made(name)) as blocker:
+            with halfway.ForwardBlocker(model, cut(name, "0"), 0.5, selector=made(name)) as blocker:
                 found[name] = train(model, blocker, loader)
     return found
 

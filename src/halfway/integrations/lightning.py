@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .. import selectors
 from ..blocker.blocker import ForwardBlocker
 from ..engine.interception import Interception
 from ._fields import Fields
@@ -77,7 +78,10 @@ class ForwardBlocking(Callback):
             self.blocker.remove()
         where = place(pl_module, self._model, self._at)
         model = pl_module.get_submodule(where.model)
-        self.blocker = ForwardBlocker(model, where.at, self._prune_ratio, **self._settings)
+        # For a selector that looks at the output, `at` has only said which model is meant.
+        looks_at_output = selectors.make(self._settings.get("selector", "density")).needs == "outputs"
+        at = None if looks_at_output else where.at
+        self.blocker = ForwardBlocker(model, at, self._prune_ratio, **self._settings)
         if self._state:
             self.blocker.load_state_dict(self._state)
         first = True
