@@ -21,7 +21,7 @@ _seen: list[matrix.Row] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--programs", type=int, default=300, help="random programs in the fuzz test (default 300)")
+    parser.addoption("--programs", type=int, default=200, help="random programs in the fuzz test (default 200)")
     parser.addoption("--matrix", type=Path, help="write the table of features that were seen into this page")
     parser.addoption("--zoo-matrix", type=Path, help="write the table of the model zoo into this page")
 

@@ -467,6 +467,7 @@ def test_two_processes_agree_and_resume_to_the_same_bits(tmp_path: Path) -> None
     assert without_times(resumed[0][0]) == without_times(metrics)
 
 
+@pytest.mark.slow
 def test_the_command_runs_under_torchrun(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["train", "tiny-cifar10", "--data", "synthetic", "--prune-ratio", "0.5", "--out", str(out), *SETTINGS]
