@@ -183,6 +183,7 @@ def torchrun(folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_an_elastic_job_that_loses_a_worker_ends_with_the_same_weights(tmp_path: Path, feature) -> None:
     finals = []
     for name, arguments in (("undisturbed", ()), ("killed", ("10",))):

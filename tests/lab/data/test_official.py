@@ -272,8 +272,11 @@ def test_a_disk_that_fills_up_keeps_what_has_come(cifar: FileServer, to: Path, m
 
 
 def test_ctrl_c_leaves_the_part_and_nothing_else(
-    cifar: FileServer, to: Path, capsys: pytest.CaptureFixture[str]
+    cifar: FileServer, to: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
+    # As in a process of its own: whatever runs the tests may have another handler.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     cifar.files[ARCHIVE] += bytes(1 << 20)  # more than the buffers in between
     cifar.halfway = lambda: (time.sleep(0.2), os.kill(os.getpid(), signal.SIGINT), time.sleep(0.2))[0]
     assert main(["data", "cifar10", "--to", str(to)]) == 130
