@@ -168,18 +168,18 @@ def test_an_argument_that_changes_later_is_right(name, size):
 # --- outliers within one operation -----------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("halfway_tests::brake", mutates_args=())
-def brake(h: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("halfway_tests::stop_all", mutates_args=())
+def stop_all(h: torch.Tensor) -> torch.Tensor:
     """An operation of somebody else's, in which one sample stops all of them."""
     return h * 0.01 if h.abs().amax() > 100 else h * 2.0
 
 
-@brake.register_fake
+@stop_all.register_fake
 def _(h):
     return torch.empty_like(h)
 
 
-brake.register_autograd(
+stop_all.register_autograd(
     lambda context, grad: grad * context.scale,
     setup_context=lambda ctx, inputs, output: setattr(ctx, "scale", 0.01 if inputs[0].abs().amax() > 100 else 2.0),
 )
@@ -211,7 +211,7 @@ def filled_in(h):
 OUTLIERS = {
     "renorm over the batch": lambda h: h.renorm(2, 1, 1000.0),
     "renorm in place": lambda h: (h * 1.0).renorm_(2, 1, 1000.0),
-    "a custom operation": lambda h: brake(h),  # an operation itself cannot be copied with the model
+    "a custom operation": lambda h: stop_all(h),  # an operation itself cannot be copied with the model
     "a function of autograd": Clipped.apply,
     "ranked": by_rank,
     "masked_scatter": filled_in,
