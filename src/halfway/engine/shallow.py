@@ -114,7 +114,6 @@ class Shallow:
         self.root = root
         self.layer = layer
         self.whole = layer is root
-        self.watched = watched
         self.output = output
         self.layer_name = layer_name
         self.compiled = compiled
@@ -127,8 +126,11 @@ class Shallow:
         self._probes = self._rehearsals = 0
         self._reached = False
         self._waiting: list[AtCut] = []
-        self._hook = _passing_on_to(self._waiting)
-        self._hook_number = RemovableHandle(OrderedDict()).id
+        # What has entered the watched module, while a probe collects it.
+        self._entering: list[list[Tensor]] = []
+        self._hooks = [_Hook(layer, "_forward_hooks", _passing_on_to(self._waiting))]
+        if watched is not None:
+            self._hooks.append(_Hook(watched, "_forward_pre_hooks", _collecting_in(self._entering)))
         # Programs of passes that are known, by number of samples; the last one; whether one was new that took its path
         # without all modules being watched.
         self._programs: dict[int, list[Any]] = {}
@@ -173,7 +175,9 @@ class Shallow:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.hooked(stop))
-                watched = stack.enter_context(self._watching()) if self.watched is not None else None
+                watched: list[Tensor] = []
+                self._entering.append(watched)
+                stack.callback(self._entering.pop)
                 # The first one: everything the model holds is looked at, and which modules take part.
                 new = self.footprint.refresh() or not self._reached or self._look_again
                 touched: set[int] = set()
@@ -350,31 +354,13 @@ class Shallow:
         stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
         return stack
 
-    @contextlib.contextmanager
-    def _watching(self) -> Iterator[list[Tensor]]:
-        """Collects what enters the watched module."""
-        found: list[Tensor] = []
-        if self.watched is None:
-            yield found
-            return
-
-        def entering(module: nn.Module, args: Any) -> None:
-            if args and isinstance(args[0], Tensor):
-                found.append(args[0].detach())
-
-        handle = self.watched.register_forward_pre_hook(entering)
-        try:
-            yield found
-        finally:
-            handle.remove()
-
     def hooked(self, at_cut: AtCut) -> _Hooked:
         """Have `at_cut` called when the layer returns.
 
-        Always the same hook under the same number, which passes on to whatever is waiting: what the model holds is
+        Always the same hooks under the same numbers, which pass on to whatever is waiting: what the model holds is
         compared from step to step, and this is no change of it.
         """
-        return _Hooked(self.layer._forward_hooks, self._hook_number, self._hook, self._waiting, at_cut)
+        return _Hooked(self._hooks, self._waiting, at_cut)
 
     def plan(self, probe: Probe, inputs: Inputs, cut: Callable[[Tensor], Inputs], retained: int) -> Plan:
         """The plan for steps like this one: a known one, or a new one. `cut` gives the inputs of some samples."""
@@ -522,18 +508,34 @@ class Shallow:
         return self.autocast or autocast_state(example.device.type)
 
 
+class _Hook:
+    """A hook of a module that comes and goes, always under the same number."""
+
+    def __init__(self, module: nn.Module, kind: str, function: Any) -> None:
+        self._module, self._kind, self._function = module, kind, function
+        self._number = RemovableHandle(OrderedDict()).id
+
+    def put_in(self) -> None:
+        getattr(self._module, self._kind)[self._number] = self._function
+
+    def take_out(self) -> None:
+        getattr(self._module, self._kind).pop(self._number, None)
+
+
 class _Hooked:
-    def __init__(self, hooks: dict[int, Any], number: int, hook: AtCut, waiting: list[AtCut], at_cut: AtCut) -> None:
-        self._hooks, self._number, self._hook, self._waiting, self._at_cut = hooks, number, hook, waiting, at_cut
+    def __init__(self, hooks: list[_Hook], waiting: list[AtCut], at_cut: AtCut) -> None:
+        self._hooks, self._waiting, self._at_cut = hooks, waiting, at_cut
 
     def __enter__(self) -> None:
         self._waiting.append(self._at_cut)
-        self._hooks[self._number] = self._hook
+        for hook in self._hooks:
+            hook.put_in()
 
     def __exit__(self, *_: object) -> None:
         self._waiting.pop()
         if not self._waiting:
-            self._hooks.pop(self._number, None)
+            for hook in self._hooks:
+                hook.take_out()
 
 
 def _passing_on_to(waiting: list[AtCut]) -> AtCut:
@@ -543,6 +545,14 @@ def _passing_on_to(waiting: list[AtCut]) -> AtCut:
             at_cut(module, args, output)
 
     return reached
+
+
+def _collecting_in(entering: list[list[Tensor]]) -> Callable[[nn.Module, Any], None]:
+    def enters(module: nn.Module, args: Any) -> None:
+        if entering and args and isinstance(args[0], Tensor):
+            entering[-1].append(args[0].detach())
+
+    return enters
 
 
 def failed(error: Exception) -> str:
