@@ -79,8 +79,8 @@ class ForwardBlocking(Callback):
         where = place(pl_module, self._model, self._at)
         model = pl_module.get_submodule(where.model)
         # For a selector that looks at the output, `at` has only said which model is meant.
-        looks_at_output = selectors.make(self._settings.get("selector", "density")).needs == "outputs"
-        at = None if looks_at_output else where.at
+        needs = selectors.kind(self._settings.get("selector", "density")).needs
+        at = None if needs == "outputs" else where.at
         self.blocker = ForwardBlocker(model, at, self._prune_ratio, **self._settings)
         if self._state:
             self.blocker.load_state_dict(self._state)

@@ -52,14 +52,19 @@ SELECTORS: dict[str, type[Selector]] = {
 
 def make(selector: str | Selector) -> Selector:
     """A selector from its name (with default settings), or the selector itself."""
+    return selector if isinstance(selector, Selector) else kind(selector)()
+
+
+def kind(selector: str | Selector) -> type[Selector]:
+    """The class of a selector, which says what it needs; nothing is built."""
     if isinstance(selector, Selector):
-        return selector
+        return type(selector)
     if isinstance(selector, type) and issubclass(selector, Selector):
         raise TypeError(f"selector is the class {selector.__name__}; pass a Selector made of it: {selector.__name__}()")
     if not isinstance(selector, str):
         raise TypeError(f"selector must be a name or a Selector, got {selector!r}; the names are {sorted(SELECTORS)}")
     if selector in SELECTORS:
-        return SELECTORS[selector]()
+        return SELECTORS[selector]
     close = difflib.get_close_matches(selector, SELECTORS, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ValueError(f"unknown selector {selector!r}; {hint}There are {sorted(SELECTORS)}, or pass a Selector")
