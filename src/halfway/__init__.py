@@ -7,7 +7,7 @@ from .batches.batch import WithIds
 from .blocker.blocker import ForwardBlocker
 from .costs.cost import cost
 from .costs.layers import layers
-from .engine.engine import ReplayError
+from .errors import ReplayError
 from .schedule import Schedule
 from .selectors import Density, Random, Selection, Selector
 from .state.estimator import DensityEstimator

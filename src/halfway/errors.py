@@ -1,6 +1,10 @@
-"""Sentences that more than one room says when something is wrong. Imports nothing of halfway."""
+"""Errors of the package, and sentences that more than one room says. Imports nothing of halfway."""
 
 from __future__ import annotations
+
+
+class ReplayError(RuntimeError):
+    """A replay was wrong, or was demanded (`reuse="replay"`) and is not possible."""
 
 
 def not_finite(layer_name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -16,7 +16,7 @@ class Counters:
     seen, retained: samples.
     replayed_steps, recomputed: pruned steps by the way their shallow activations were obtained; the latter by reason.
     operations_replayed, operations_computed: expensive operations of the shallow part in replayed steps.
-    spent: training cost, in units of one sample's full training step (see `cost`).
+    spent: training cost, in units of one sample's full training step (see `costs`).
     """
 
     steps: int = 0
@@ -29,12 +29,31 @@ class Counters:
     operations_computed: int = 0
     spent: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._shallow_share: float | None = None
+        # Samples whose shallow forward is not counted yet, one by one: a resumed run must add up to the same bits.
+        self._unpriced: list[float] = []
+
+    def spend_shallow(self, samples: float) -> None:
+        """The shallow forward of so many samples, beside the training step of the retained ones."""
+        self._unpriced.append(samples)
+        if self._shallow_share is not None:
+            self.price(self._shallow_share)
+
+    def price(self, shallow_share: float) -> None:
+        """It is known how a shallow forward compares with a whole step: count those that were waiting for it."""
+        self._shallow_share = shallow_share
+        for samples in self._unpriced:
+            self.spent += samples * shallow_share
+        self._unpriced.clear()
+
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), "recomputed": json.dumps(self.recomputed)}
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "recomputed": json.dumps(self.recomputed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) != set(vars(self)):
-            raise ValueError(f"the state's counters are {sorted(state)}, expected {sorted(vars(self))}")
+        expected = {f.name for f in fields(self)}
+        if set(state) != expected:
+            raise ValueError(f"the state's counters are {sorted(state)}, expected {sorted(expected)}")
         vars(self).update(state, recomputed=Counter(json.loads(state["recomputed"])))
 
 

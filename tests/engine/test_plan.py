@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from halfway.engine.plan import Op, Samples
+from halfway.engine.plan import Op, RowLayout
 
 POOL = torch.ops.aten.max_pool2d_with_indices.default
 ROWS = torch.tensor([0, 2, 5])
@@ -13,7 +13,7 @@ ROWS = torch.tensor([0, 2, 5])
 def proven(recorded_places: torch.Tensor, x: torch.Tensor) -> Op:
     """A max pooling of six samples, recorded with these places of its maxima, beside one of three of them."""
     maxima, _ = POOL(x, [2, 2])
-    op = Op(POOL, "", options=[[Samples(0)], [Samples(0)]])
+    op = Op(POOL, "", options=[[RowLayout(0)], [RowLayout(0)]])
     part = x[ROWS]
     assert op.prove([maxima, recorded_places], POOL(part, [2, 2]), (part,), ROWS, len(x), rehearsed=True) == ""
     return op

@@ -175,3 +175,37 @@ class Forward:
             return None
         rest = bound.pop(self._rest, {}) if self._rest else {}
         return {name: list(batch.leaves(value)) for name, value in {**bound, **rest}.items()}
+
+
+class Call:
+    """The model's call on a batch.
+
+    Args:
+        forward: the model's signature.
+        whole: the batch.
+        which: what of it goes to the model, `inputs` as in `ForwardBlocker.__call__`.
+        size: how many samples it has; None: not known, and the batch is checked for it.
+
+    Attributes:
+        inputs: what goes to the model.
+    """
+
+    def __init__(self, forward: Forward, whole: Batch, which: Any, size: int | None = None) -> None:
+        self.forward, self.whole, self._which = forward, whole, which
+        self.inputs = forward.inputs(whole, which)
+        if size is None:
+            if self.inputs.tensors():
+                forward.check(self.inputs)
+            size = whole.length([*self.inputs.args, *self.inputs.kwargs.values()])
+            whole.validate(size)
+        self.size = size
+
+    def part(self, rows: Tensor) -> Call:
+        """The call on some of the samples, in the order of `rows`."""
+        return Call(self.forward, self.whole.cut(rows, self.size), self._which, len(rows))
+
+    def arguments(self) -> dict[str, list[Any]]:
+        """What goes to the model, by the names of the parameters, flat."""
+        arguments = self.forward.bind(self.inputs.args, self.inputs.kwargs)
+        assert arguments is not None, "the blocker has checked it"
+        return arguments

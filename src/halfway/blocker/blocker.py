@@ -14,13 +14,15 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from .. import selectors
 from ..batches.batch import Batch
-from ..batches.inputs import Forward, Inputs, targets_of
+from ..batches.inputs import Call, Forward, targets_of
 from ..batches.reading import Readings
-from ..engine.engine import Engine, autocast_from_words, autocast_in_words
-from ..engine.shallow import CutSkipped, Seen, Shallow
+from ..engine.autocast import autocast_from_text
+from ..engine.cut import Cut, CutSkipped, Seen
+from ..engine.engine import Engine
 from ..functional import retained_count
 from ..modules import find_layer, group_of, suggest, unwrap
 from ..schedule import Schedule, check_schedule
+from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
 from ..selectors.earlier import config_today
 from ..settings import as_json, plain_settings, refuse_another, share, whole
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 _REUSE = ("auto", "replay", "recompute")
 _STATE_VERSION = 1
 _STATE = {"version", "config", "epoch", "ranks", "autocast", "counters", "selector"}
-_SPREAD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ForwardBlocker]] = weakref.WeakKeyDictionary()
 
 
@@ -114,7 +115,7 @@ class ForwardBlocker(Joinable):
         if other is not None and other() is not None:
             raise ValueError("this model already has a live ForwardBlocker; call its remove() first")
         self._feedback = Feedback(self.selector, self._root, compiled)
-        shallow: Shallow | None = None
+        cut: Cut | None = None
         if self.selector.needs == "outputs":
             if at is not None:
                 warnings.warn(
@@ -122,13 +123,13 @@ class ForwardBlocker(Joinable):
                     f"at={find_layer(self._root, at)[0]!r} is not used; pass at=None",
                     stacklevel=3,
                 )
-            shallow = Shallow(self._root, self._root, "the model's output", compiled, self._feedback.watched)
+            cut = Cut(self._root, self._root, "the model's output", compiled, self._feedback.watched)
         elif at is not None:
             self._layer_name, layer = find_layer(self._root, at)
             check_layer(self._layer_name, layer)
             self.selector.bind(self._layer_name, layer)
             if self.selector.needs == "features":
-                shallow = Shallow(self._root, layer, self._layer_name, compiled, output=output)
+                cut = Cut(self._root, layer, self._layer_name, compiled, output=output)
         elif self.selector.needs == "features":
             raise ValueError(
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
@@ -136,11 +137,10 @@ class ForwardBlocker(Joinable):
             )
         as_json(self._config(), "ForwardBlocker")  # an error now rather than at the first checkpoint
         self._ranks = Ranks(process_group or group_of(model), timeout)
-        if shallow is not None:
-            shallow.several_ranks = self._ranks.size > 1
-            self._engine = Engine(shallow, reuse, self._counters)
-            # A blocker that nobody holds any more leaves the model as remove() would.
-            weakref.finalize(self, self._engine.forget)
+        if cut is not None:
+            self._engine = Engine(cut, reuse, self._counters, several_ranks=self._ranks.size > 1)
+            # A blocker that is garbage leaves the model as remove() would.
+            weakref.finalize(self, self._engine.close)
         self._ranks.agree({**self._config(), "reuse": reuse})
         _live[self._root] = weakref.ref(self)
 
@@ -166,7 +166,7 @@ class ForwardBlocker(Joinable):
         """
         self._ensure_live()
         if self._engine is not None:
-            self._engine.release()
+            self._engine.drop()
         if bool(batch) == bool(named):
             raise TypeError("pass the batch either by position, blocker(x, y), or by name, blocker(x=x, y=y)")
         whole = self._forward.read(Batch(batch, named, readings=self._readings), inputs)
@@ -175,41 +175,25 @@ class ForwardBlocker(Joinable):
             if torch.is_grad_enabled():
                 self._reminders.in_eval_mode(self.prune_ratio)
             return whole.value()
-        to_model = self._forward.inputs(whole, inputs)
-        if to_model.tensors():
-            self._forward.check(to_model)
-        size = whole.length([*to_model.args, *to_model.kwargs.values()])
-        whole.validate(size)
-        self._feedback.check(whole, size, ids)
+        call = Call(self._forward, whole, inputs)
+        targets = None if self.selector.wants_targets == "no" else targets_of(whole, self.selector.target)
+        self._feedback.check(call.size, ids, targets)
         self._check_schedule()
         if self._engine is not None and not self._validated:
             # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
             with self._forward.explaining(whole):
-                self._engine.validate(
-                    to_model,
-                    lambda indices: self._forward.inputs(whole.cut(indices, size), inputs),
-                    size,
-                    retained_count(size, self.prune_ratio),
-                )
+                self._engine.validate(call, retained_count(call.size, self.prune_ratio))
         self._validated = True
         Join.notify_join_context(self)
         self._ranks.defer = self._join_config.enable
-        return self._step(whole, to_model, inputs, size, ids).value()
+        generator = self._generator(call.inputs.tensors()[0].device)
+        return self._step(call, Candidates(call.size, generator, ids=ids, targets=targets, ranks=self._ranks)).value()
 
-    def _step(self, whole: Batch, to_model: Inputs, inputs: Any, size: int, ids: Tensor | None) -> Batch:
-        counters = self._counters
+    def _step(self, call: Call, candidates: Candidates) -> Batch:
+        counters, selector, engine, size = self._counters, self.selector, self._engine, call.size
         active = self.schedule.active((self._epoch or 0) if self.schedule.unit == "epoch" else counters.steps)
         count = retained_count(size, self.prune_ratio) if active else size
-        selector = self.selector
-        candidates = Candidates(
-            size,
-            self._generator(to_model.tensors()[0].device),
-            ids=ids,
-            ranks=self._ranks,
-            targets=None if selector.wants_targets == "no" else targets_of(whole, selector.target),
-        )
-        engine = self._engine
-        part, selection = whole, None
+        part, selection = call, None
         if count == size:
             if engine is not None:
                 engine.watch(size, lambda seen: _learn(selector, _seeing(candidates, selector, seen), None))
@@ -217,11 +201,11 @@ class ForwardBlocker(Joinable):
                 _learn(selector, candidates, None)
         elif engine is None:
             selection = _select(selector, candidates, count)
-            part = whole.cut(selection.indices, size)
+            part = call.part(selection.indices)
             _learn(selector, candidates, selection.indices)
         else:
             try:
-                part, selection = self._block(engine, whole, to_model, inputs, candidates, count)
+                part, selection = self._block(engine, call, candidates, count)
             except CutSkipped:
                 count = size
                 self._warn_skipped()
@@ -232,28 +216,24 @@ class ForwardBlocker(Joinable):
         counters.retained += count
         counters.spent += count
         if engine is not None and count < size:
-            engine.spend(size - count)
+            counters.spend_shallow(size - count)
         self.last = selection
         self._feedback.expect(candidates, None if selection is None else selection.indices)
-        return part
+        return part.whole
 
-    def _block(
-        self, engine: Engine, whole: Batch, to_model: Inputs, inputs: Any, candidates: Candidates, count: int
-    ) -> tuple[Batch, Selection]:
+    def _block(self, engine: Engine, call: Call, candidates: Candidates, count: int) -> tuple[Call, Selection]:
         """Probe, select, and prepare the model's call on the retained samples."""
-        size = candidates.size
-        probe = engine.probe(to_model, size)
+        probe = engine.probe(call)
         try:
             candidates = _seeing(candidates, self.selector, probe.seen)
             selection = _select(self.selector, candidates, count)
-            part = whole.cut(selection.indices, size)
-            to_model_part = self._forward.inputs(part, inputs)
-            plan = engine.plan(probe, to_model, lambda rows: self._forward.inputs(whole.cut(rows, size), inputs), count)
+            part = call.part(selection.indices)
+            plan = engine.plan(probe, call, count)
             _learn(self.selector, candidates, selection.indices)
         except BaseException:
             probe.rewind()
             raise
-        engine.prepare(probe, plan, to_model_part, selection.indices)
+        engine.prepare(probe, plan, part, selection.indices)
         return part, selection
 
     def _warn_skipped(self) -> None:
@@ -265,10 +245,7 @@ class ForwardBlocker(Joinable):
 
     def _generator(self, device: torch.device) -> torch.Generator:
         generator = torch.Generator(device)
-        # Odd constants spread neighbouring seeds, steps and ranks over the whole range.
-        position = zip((self.seed, self._counters.steps, self._ranks.rank), _SPREAD, strict=True)
-        generator.manual_seed(sum(x * spread for x, spread in position) % 2**63)
-        return generator
+        return generator.manual_seed(seed_of(self.seed, self._counters.steps, self._ranks.rank))
 
     def _check_schedule(self) -> None:
         if self._epoch is None and self.schedule.unit == "epoch" and not self.schedule.always:
@@ -319,8 +296,7 @@ class ForwardBlocker(Joinable):
         """A table of the operations before the cut: replayed, or computed, and why. Of the last pruned step."""
         if self._engine is None:
             return f"the selector {self.selector.name!r} looks at nothing before the model runs: no probe, no replay"
-        plan = self._engine.shallow.last_plan
-        return plan.explain() if plan is not None else "no batch has been pruned yet"
+        return self._engine.explain()
 
     def observe(self, losses: Tensor) -> None:
         """Per-sample losses (S,) of the retained samples, for selectors that learn from them; others ignore it.
@@ -343,7 +319,7 @@ class ForwardBlocker(Joinable):
             "config": as_json(self._config(), "ForwardBlocker"),
             "epoch": self._epoch,
             "ranks": self._ranks.size,
-            "autocast": autocast_in_words(self._engine.shallow.autocast) if self._engine is not None else "",
+            "autocast": self._engine.autocast.as_text() if self._engine is not None else "",
             "counters": self._counters.state_dict(),
             "selector": self.selector.state_dict(),
         }
@@ -356,14 +332,14 @@ class ForwardBlocker(Joinable):
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
         refuse_another(config_today(state["config"]), self._config(), "ForwardBlocker")
-        autocast = autocast_from_words(state["autocast"])
+        autocast = autocast_from_text(state["autocast"])
         Counters().load_state_dict(state["counters"])
         self.selector.load_state_dict(state["selector"])
         self._ranks.forget_senders()
         # From here on nothing can fail: all of it was read once.
         self._counters.load_state_dict(state["counters"])
         if self._engine is not None:
-            self._engine.shallow.autocast = autocast
+            self._engine.autocast.load(autocast)
         self._epoch = state["epoch"]
         self._reminders.forget()
         self.last = None
@@ -380,7 +356,7 @@ class ForwardBlocker(Joinable):
             return
         self._removed = True
         if self._engine is not None:
-            self._engine.forget()
+            self._engine.close()
         self._feedback.forget()
         self._ranks.close()
         _live.pop(self._root, None)

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches.batch import Batch
-from ..batches.inputs import targets_of
 from ..engine.interception import Interception
 from ..selectors import Candidates, Selector
 from ..selectors.tools.losses import per_sample
@@ -65,7 +63,7 @@ class Feedback:
         with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
             self._selector.observe(candidates, retained, losses.detach().float())
 
-    def check(self, whole: Batch, size: int, ids: Tensor | None) -> None:
+    def check(self, size: int, ids: Tensor | None, targets: Any) -> None:
         """Does the selector get what it cannot do without? Losses that never come are warned about, once."""
         selector = self._selector
         if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (size,)):
@@ -76,7 +74,7 @@ class Feedback:
                 f"the selector {selector.name!r} remembers samples by their ids: blocker(x, y, ids=ids), where "
                 "halfway.WithIds(dataset) makes the data loader yield them"
             )
-        if selector.wants_targets == "required" and targets_of(whole, selector.target) is None:
+        if selector.wants_targets == "required" and targets is None:
             raise ValueError(
                 f"the selector {selector.name!r} looks at targets, but finds none in the batch: blocker(x, y), or say "
                 "where they are when it is made (target=...)"

@@ -1,6 +1,8 @@
 """Make the model's next call reuse what a look at all samples has computed.
 
-Begin with the essay in `tape`; `engine` recognises the call, `shallow` runs the part up to the cut, `replay` answers
-operations from the tape, `rehearsal` and `axis` prove that this is right, `sandbox` and `footprint` leave no trace.
+Begin with the essay in `tape`. `cut` is the place, `probe` runs the model up to it, `engine` recognises the model's
+next call (`pending`), `replay` answers its operations from the tape, or `fallbacks` says why not. `proof`, with
+`rehearsal` and `axis`, shows once that a replay is right; `spot_checks` look again; `sandbox` and `footprint` leave no
+trace.
 Knows no selector: it imports `batches` and nothing above.
 """

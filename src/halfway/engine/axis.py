@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import ops
-from .plan import candidates
+from .plan import possible_layouts
 from .sandbox import tensors_in, written_tensors
 from .sharding import local, memory
 
@@ -172,7 +172,7 @@ class SampleAxis:
         return [self._judge(reading, s, t, name) for s, t in zip(shapes, found, strict=True)]
 
     def _judge(self, reading: Reading, full: Any, t: Tensor, name: str) -> str:
-        places = candidates(full, t.shape, self._size, self._retained) if full is not None else []
+        places = possible_layouts(full, t.shape, self._size, self._retained) if full is not None else []
         if places is None:
             return (
                 f"{name}, which gives {tuple(full)} for {self._size} samples and {tuple(t.shape)} for {self._retained}"
@@ -211,7 +211,7 @@ class SampleAxis:
             if reading.rows or why:
                 continue
             key = _view(t) if view else where
-            places = None if shape is None else candidates(shape, t.shape, self._size, self._retained)
+            places = None if shape is None else possible_layouts(shape, t.shape, self._size, self._retained)
             if places:
                 self._counts.add(key)
             elif view and reading.counts and shape is not None:
@@ -229,7 +229,7 @@ class SampleAxis:
 
     def _differs(self, full: Any, t: Tensor, traits: ops.Traits) -> bool:
         """Whether a constant that has the sample axis may not be the same for all samples. `full`: its shape on N."""
-        places = candidates(full, t.shape, self._size, self._retained)
+        places = possible_layouts(full, t.shape, self._size, self._retained)
         if not places or not t.stride(places[0].dim) or t.is_meta:
             return False
         if self._retained == 1 or traits.from_host:  # nothing to compare it with; Python may make another one next time
@@ -245,7 +245,7 @@ class SampleAxis:
         """Random numbers: rows if there is a part for each sample, otherwise constant. `full`: their shapes on N."""
         for t, shape in zip(numbers, full, strict=True):
             self._set(memory(t), t, "", shape != t.shape)
-            if len(candidates(shape, t.shape, self._size, self._retained) or ()) > 1:
+            if len(possible_layouts(shape, t.shape, self._size, self._retained) or ()) > 1:
                 self._undecided.add(memory(t))
 
     def _set(self, where: int, t: Tensor, why: str, rows: bool, fresh: bool = True) -> None:

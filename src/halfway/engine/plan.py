@@ -47,7 +47,7 @@ _POOLED = {
 }
 
 
-class Samples(NamedTuple):
+class RowLayout(NamedTuple):
     """Where the samples sit in a tensor: `dim` is (outer, samples, inner), flattened.
 
     Sample by sample (outer = 1, windows or tokens of one sample side by side), or the other way round (inner = 1), or
@@ -72,7 +72,7 @@ class Samples(NamedTuple):
         return t.unflatten(self.dim, (self.outer, size, self.inner)).movedim(self.dim + 1, 0).flatten(1)
 
 
-def candidates(full: torch.Size, part: torch.Size, size: int, retained: int) -> list[Samples] | None:
+def possible_layouts(full: torch.Size, part: torch.Size, size: int, retained: int) -> list[RowLayout] | None:
     """Where the samples may sit, judging by shapes: [] nowhere (the shapes are equal), None: nothing fits."""
     if full == part:
         return []
@@ -84,7 +84,7 @@ def candidates(full: torch.Size, part: torch.Size, size: int, retained: int) -> 
     if len(changed) > 1 or rest or groups * retained != part[dim]:
         return None
     splits = sorted((g for g in range(1, groups + 1) if groups % g == 0), key=lambda g: g not in (1, groups))
-    return [Samples(dim, outer, groups // outer) for outer in splits]
+    return [RowLayout(dim, outer, groups // outer) for outer in splits]
 
 
 def tolerance(t: Tensor) -> float:
@@ -137,7 +137,7 @@ class Op:
     layer: str
     kind: str = "expensive"
     shapes: tuple[torch.Size, ...] = ()
-    samples: tuple[Samples | None, ...] = ()
+    samples: tuple[RowLayout | None, ...] = ()
     proven: bool = False
     computed: str = ""
     mixed: bool = False
@@ -145,7 +145,7 @@ class Op:
     compared: int = 0
     attempts: int = 0
     flops: float = 0.0
-    options: list[list[Samples]] = field(default_factory=list)
+    options: list[list[RowLayout]] = field(default_factory=list)
 
     def due(self) -> bool:
         """Whether an unproven operation should be checked again now. At first always, so that a training that was
@@ -167,8 +167,8 @@ class Op:
         Returns why the operation cannot be replayed, or "" (then `proven` says whether the check was conclusive).
         """
         conclusive = True
-        chosen: list[Samples | None] = []
-        layout: Samples | None = None
+        chosen: list[RowLayout | None] = []
+        layout: RowLayout | None = None
         for whole, computed, options in zip(full, part, self.options, strict=True):
             if not isinstance(whole, Tensor) or not options:
                 chosen.append(None)
@@ -221,7 +221,7 @@ class Op:
         return f"operation {self.func} in {self.layer!r}" if self.layer else f"operation {self.func}"
 
 
-def _fits(samples: Samples, full: Tensor, part: Tensor, indices: Tensor, size: int, tol: float) -> bool:
+def _fits(samples: RowLayout, full: Tensor, part: Tensor, indices: Tensor, size: int, tol: float) -> bool:
     taken = samples.take(full, indices, size)
     count = len(indices)
     return bool(disagreement(samples.first(part, count), samples.first(taken, count)) <= tol)
@@ -244,7 +244,7 @@ class Plan:
     program: list[Any] = field(default_factory=list)
     sequence: list[Any] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
-    places: dict[int, list[list[Samples]]] = field(default_factory=dict)
+    places: dict[int, list[list[RowLayout]]] = field(default_factory=dict)
     forced: set[int] = field(default_factory=set)
     uneven: dict[int, tuple[Plain, Plain]] = field(default_factory=dict)
     refusal: str = ""

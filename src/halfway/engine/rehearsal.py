@@ -27,7 +27,7 @@ from . import batch_norm, ops, plain
 from .axis import Logged, Reading, SampleAxis, shapes_on_all
 from .flops import flops_of
 from .plain import Plain
-from .plan import Op, Plan, Samples, candidates, is_inexact
+from .plan import Op, Plan, RowLayout, is_inexact, possible_layouts
 from .replay import Replayer, like, same_operation, shapes
 from .sandbox import tensors_in, written_tensors
 from .tape import Diverged, Entry, Tape, new_outputs, sequence
@@ -102,7 +102,9 @@ class Rehearsal(Proving):
         else:
             shapes = shapes_on_all(self._logged, out)
             found = [
-                [] if s is None or t.is_meta else candidates(s, t.shape, self._tape.size, len(self._indices)) or []
+                []
+                if s is None or t.is_meta
+                else possible_layouts(s, t.shape, self._tape.size, len(self._indices)) or []
                 for t, s in zip(tensors_in(out), shapes, strict=True)
             ]
             places = [options[:_PLACES] for options in found]
@@ -206,11 +208,11 @@ class Rehearsal(Proving):
         return out
 
     def _locate(self, entry: Entry, op: Op, part: list[Any]) -> None:
-        options: list[list[Samples]] = []
+        options: list[list[RowLayout]] = []
         for whole, computed in zip(entry.outputs, part, strict=True):
-            found: list[Samples] | None = []
+            found: list[RowLayout] | None = []
             if isinstance(whole, Tensor):
-                found = candidates(whole.shape, computed.shape, self._tape.size, len(self._indices))
+                found = possible_layouts(whole.shape, computed.shape, self._tape.size, len(self._indices))
             if found is None:
                 raise Diverged(
                     f"{op.describe()} gives {tuple(whole.shape)} for {self._tape.size} samples and "
