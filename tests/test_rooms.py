@@ -15,10 +15,10 @@ PACKAGE = ROOT / "src" / "halfway"
 FILES = 12  # beside the folders, `__init__.py` and `py.typed` included
 # Lines of code, without comments, docstrings and blank lines. A room that needs more should give something up first.
 BUDGETS = {
-    "batches": 440,
-    "blocker": 500,
+    "batches": 445,
+    "blocker": 470,
     "costs": 320,
-    "engine": 2_750,
+    "engine": 2_850,
     "integrations": 370,
     "lab": 6_200,
     "samplers": 640,
@@ -88,6 +88,6 @@ def test_a_room_keeps_to_its_budget(room: str) -> None:
     assert size(room) <= BUDGETS[room]
 
 
-@pytest.mark.xfail(reason="they hold some 2,900; lower the two budgets above as they shrink", strict=False)
+@pytest.mark.xfail(reason="they hold some 3,300; lower the two budgets above as they shrink", strict=False)
 def test_blocker_and_engine_can_be_read_together() -> None:
     assert size("blocker") + size("engine") < TOGETHER
