@@ -43,7 +43,7 @@ def main() -> None:
         rows = [[name, *(same_cost(found.get((name, p))) for found in sets for p in RATIOS)] for name in SHORT]
         print(markdown(header, rows, words=len(header)))
         return
-    kinds = (" (n)", ", - random", ", - random, same cost")
+    kinds = (" (n)", ", vs random", ", vs random, same cost")
     columns = [f"{name}{kind}" for name in ("CIFAR-10", "CIFAR-100") for kind in kinds]
     for ratio in RATIOS:
         header = [f"p = {ratio}", "looks at", "FLOPs, run", *columns]

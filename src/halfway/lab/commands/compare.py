@@ -15,12 +15,13 @@ Train a recipe with several methods, pruning ratios and seeds, and print one tab
 from the same weights and see the same batches, so that differences are paired. What is done is skipped: the same
 command goes on after an interruption, and more seeds or ratios can be added later.
 
-  score     mean ± standard error over seeds (n); of the last epoch, nothing is picked
-  - full    difference to full data, paired by seed, with its 95 % t interval; - random likewise, at the same ratio,
-            and at the same cost (FLOPs of the run within 1 %), where there are such runs
-  pruned    effective ratio: of the samples in pruned steps / of all samples of the run
-  FLOPs     relative to full data: of a pruned step / of the run
-  wall      of a pruned step relative to a full one: median [quartiles] of --rounds steps of all methods in turn
+  score      after the last epoch (no epoch is picked): mean ± standard error over seeds (n)
+  vs full    difference to full data, paired by seed, with its 95 % t interval
+  vs random  the same against random pruning at the same ratio and, where such runs exist, at the same cost (FLOPs of
+             the run within 1 %)
+  pruned     effective ratio: of the samples in pruned steps / of all samples of the run
+  FLOPs      relative to full data: of a pruned step / of the run
+  wall       of a pruned step relative to a full one: median [quartiles] of --rounds steps of all methods in turn
 
 What counts is what a method really prunes and costs: InfoBatch at p = 0.3 prunes about 0.15, and a method that looks at
 losses pays the forward pass of all samples. --equal ratio makes every method prune p; --equal flops gives every method
