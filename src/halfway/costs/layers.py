@@ -283,13 +283,13 @@ class _Survey(Meter):
             shown = e.name in stages or not _is_trivial(e.module)
             if e.name and e.shape and calls[e.module] == 1 and shown and onward and not branch:
                 at_cost.setdefault(e.flops, []).append(e)
-        return [e for same in at_cost.values() for e in _standing(same, stages)]
+        return [e for same in at_cost.values() for e in _to_show(same, stages)]
 
     def _flops_of(self, sources: int) -> float:
         return sum(flops for i, flops in enumerate(self._spent) if flops and sources >> i & 1)
 
 
-def _standing(same: list[_Exit], stages: Container[str]) -> list[_Exit]:
+def _to_show(same: list[_Exit], stages: Container[str]) -> list[_Exit]:
     """Which of several cuts with equal cost to show: the outermost, and the stages.
 
     A stage takes the outermost's place where it shows the same features (`stages.3`, the last one in `stages`), and

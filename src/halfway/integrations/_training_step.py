@@ -23,7 +23,7 @@ class Place(NamedTuple):
         return (self.cut.removeprefix(f"{self.model}.") if self.model else self.cut) or None
 
 
-def place(module: nn.Module, model: str | None, at: str | None) -> Place:
+def locate_cut(module: nn.Module, model: str | None, at: str | None) -> Place:
     """Where `at` is in a user's module, and what will be called.
 
     Args:

@@ -16,7 +16,7 @@ from ..blocker.blocker import ForwardBlocker
 from ..engine.interception import Interception
 from ._fields import Fields
 from ._logs import logged
-from ._training_step import checked, place
+from ._training_step import checked, locate_cut
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -76,7 +76,7 @@ class ForwardBlocking(Callback):
         if self.blocker is not None:  # of an earlier fit, which this one continues
             self._state = self.blocker.state_dict()
             self.blocker.remove()
-        where = place(pl_module, self._model, self._at)
+        where = locate_cut(pl_module, self._model, self._at)
         model = pl_module.get_submodule(where.model)
         # For a selector that looks at the output, `at` has only said which model is meant.
         needs = selectors.kind(self._settings.get("selector", "density")).needs

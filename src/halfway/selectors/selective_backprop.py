@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..state.ranks import Arriving, Ranks
+from ..state.ranks import PendingSum, Ranks
 from .base import Candidates, OutputRanking, Selection
 from .tools.draw import inclusion_probabilities, systematic
 from .tools.losses import LossFunction
@@ -109,7 +109,7 @@ class LossHistory:
         self.length = length
         # The oldest first, and NaN in front of them while there are fewer than H.
         self._losses_H = torch.full((length,), float("nan"), device="cpu", dtype=torch.float32)
-        self._arriving: Arriving | None = None
+        self._pending: PendingSum | None = None
 
     def read(self, device: torch.device | None = None) -> Tensor:
         """(H,), the oldest first, NaN in front while there are fewer; from now on they stay on `device`."""
@@ -129,7 +129,7 @@ class LossHistory:
         offer_RX = losses.new_zeros(ranks.size, share)
         offer_RX[ranks.rank] = torch.nan
         offer_RX[ranks.rank, : len(losses)] = losses[-share:]
-        self._arriving = ranks.sum(offer_RX, self)
+        self._pending = ranks.sum(offer_RX, self)
 
     def send_nothing(self, ranks: Ranks) -> None:
         """Takes the place of `add` on a rank that has no batches left."""
@@ -137,14 +137,14 @@ class LossHistory:
 
     def settle(self) -> None:
         """Wait for what the ranks have sent each other, and take it over."""
-        arriving, self._arriving = self._arriving, None
-        if arriving is not None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
             # Sample by sample in turn over the ranks, so that none of them is forgotten first.
-            self._append(arriving.wait().T.flatten())
+            self._append(pending.wait().T.flatten())
 
     def replace(self, losses_H: Tensor) -> None:
         """Forget everything for these (H,)."""
-        self._arriving = None
+        self._pending = None
         self._losses_H = losses_H.to(torch.float32, copy=True)
 
     def _append(self, losses: Tensor) -> None:

@@ -15,7 +15,7 @@ from .. import functional as PF
 from ..functional import BandwidthRule, UpdateRule
 from ..settings import plain_settings
 from .flags import StickyFlag
-from .ranks import ALONE, Arriving, Ranks
+from .ranks import ALONE, PendingSum, Ranks
 
 
 class DensityEstimator(nn.Module):
@@ -72,7 +72,7 @@ class DensityEstimator(nn.Module):
         self.register_buffer("centroids", torch.zeros(num_centroids, dim, device="cpu"))
         self.register_buffer("counts", torch.zeros(num_centroids, dtype=torch.int64, device="cpu"))
         self.refused = StickyFlag()
-        self._arriving: Arriving | None = None
+        self._pending: PendingSum | None = None
         # Known on the host, so that a step never has to ask the device how far the filling has come.
         self._filled = 0
 
@@ -114,7 +114,7 @@ class DensityEstimator(nn.Module):
             if len(x):
                 self._receive(*PF.cluster_sums(x, self.centroids))
             return
-        self._arriving = ranks.sum(self._pack(x) if self.ready else self._offer(x, ranks), self)
+        self._pending = ranks.sum(self._pack(x) if self.ready else self._offer(x, ranks), self)
         if not ranks.defer:
             self.settle()
 
@@ -124,9 +124,9 @@ class DensityEstimator(nn.Module):
 
     def settle(self) -> None:
         """Wait for what the ranks have sent each other, and learn from it."""
-        if self._arriving is not None:
-            arriving, self._arriving = self._arriving, None
-            self._learn_from(arriving.wait())
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._learn_from(pending.wait())
 
     @torch.no_grad()
     def _learn_from(self, total: Tensor) -> None:

@@ -30,7 +30,7 @@ class Sender(Protocol):
         """Take part in the sum of a step for which this rank has no batch."""
 
 
-class Arriving:
+class PendingSum:
     """A sum over ranks that is under way."""
 
     def __init__(self, ranks: Ranks, value: Tensor, work: Any, occasion: str) -> None:
@@ -107,7 +107,7 @@ class Ranks:
                 "make the same one everywhere"
             )
 
-    def sum(self, value: Tensor, sender: Sender | None = None) -> Arriving:
+    def sum(self, value: Tensor, sender: Sender | None = None) -> PendingSum:
         """Begin to sum `value` over all ranks, in place. All of them must call this, in the same order.
 
         Args:
@@ -119,7 +119,7 @@ class Ranks:
             self._senders.setdefault(id(sender), sender)
         occasion = f"{self._call} for the {self._sums}. time"
         try:
-            return Arriving(self, value, dist.all_reduce(value, group=self._own, async_op=True), occasion)
+            return PendingSum(self, value, dist.all_reduce(value, group=self._own, async_op=True), occasion)
         except RuntimeError as error:
             raise self._lost(occasion) from error
 

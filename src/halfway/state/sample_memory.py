@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..settings import plain_settings
 from .flags import StickyFlag
-from .ranks import ALONE, Arriving, Ranks
+from .ranks import ALONE, PendingSum, Ranks
 
 # A memory does not grow beyond so many samples: such ids are hashes, not positions.
 _MOST = 2**31
@@ -39,7 +39,7 @@ class SampleMemory:
         self.num_samples = num_samples
         self.unknown = unknown
         self._values_NW = torch.full((num_samples or 0, width), unknown, device="cpu", dtype=torch.float32)
-        self._arriving: Arriving | None = None
+        self._pending: PendingSum | None = None
         self._room = 0
         self._refused = StickyFlag()
 
@@ -94,7 +94,7 @@ class SampleMemory:
         offer[ranks.rank, : len(ids), 0] = 1
         offer[ranks.rank, : len(ids), 1] = ids.to(offer)
         offer[ranks.rank, : len(ids), 2:] = values.to(offer)
-        self._arriving = ranks.sum(offer, self)
+        self._pending = ranks.sum(offer, self)
 
     def send_nothing(self, ranks: Ranks) -> None:
         """Takes the place of `write` on a rank that has no batches left."""
@@ -109,10 +109,10 @@ class SampleMemory:
 
     def settle(self) -> None:
         """Wait for what the ranks have sent each other, and take it over."""
-        arriving, self._arriving = self._arriving, None
-        if arriving is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        rows = arriving.wait().flatten(0, 1)
+        rows = pending.wait().flatten(0, 1)
         # Unused rows repeat the last one in use (any other might be out of date): no shape depends on data. If there is
         # none, they write what is there already.
         used, ids = rows[:, 0] == 1, rows[:, 1].to(torch.int64)
@@ -170,7 +170,7 @@ class SampleMemory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._values_NW = self.checked(state)
-        self._arriving = None
+        self._pending = None
 
     def checked(self, state: dict[str, Any]) -> Tensor:
         """(N, W) float32, the values in a state; an error if it is not one of this memory."""

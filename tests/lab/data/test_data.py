@@ -273,7 +273,7 @@ def test_synthetic_pictures_can_be_learned() -> None:
 
 
 def test_synthetic_masks_have_a_background_rectangles_and_a_border() -> None:
-    source = synthetic.Drawn("segmentation", 21, 20, (64, 64))
+    source = synthetic.SyntheticPictures("segmentation", 21, 20, (64, 64))
     masks = [source.read(i)[1] for i in range(20)]
     assert all({0, 255} <= set(np.unique(m).tolist()) for m in masks)
     assert len({c for m in masks for c in np.unique(m).tolist()}) > 15

@@ -1,6 +1,6 @@
 """Data sets by name, behind one interface, in memory or from disk.
 
-A new data set is a function `(settings, root) -> Found` and a line in `SETS`.
+A new data set is a function `(settings, root) -> DatasetSources` and a line in `SETS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .base import IGNORE, IMAGENET, Colours, Data, TestSet, TrainSet
 from .disk import DiskTestSet, DiskTrainSet
 from .memory import MemoryTestSet, MemoryTrainSet, decode
 from .settings import DataSettings
-from .sources import Found, Source
+from .sources import DatasetSources, Source
 
 __all__ = [
     "IGNORE",
@@ -26,7 +26,7 @@ __all__ = [
     "Data",
     "DataSet",
     "DataSettings",
-    "Found",
+    "DatasetSources",
     "Source",
     "TestSet",
     "TrainSet",
@@ -52,7 +52,7 @@ class DataSet:
 
     title: str
     task: str
-    find: Callable[[DataSettings, Path], Found]
+    find: Callable[[DataSettings, Path], DatasetSources]
     names: list[str] | None = None
     colours: Colours = IMAGENET
     small: bool = False
@@ -123,22 +123,22 @@ def _kind(settings: DataSettings) -> DataSet:
     return kind
 
 
-def _synthetic(settings: DataSettings, kind: DataSet) -> Found:
+def _synthetic(settings: DataSettings, kind: DataSet) -> DatasetSources:
     """As many as the settings ask for, and few if they ask for all."""
     training, tests = synthetic.COUNTS[kind.task]
     counts = (settings.train_samples or training, settings.test_samples or tests)
     names = kind.names or [f"class {i}" for i in range(settings.classes)]
     firsts = (sum(counts) if settings.holdout else 0, counts[0])
     train, test = (
-        synthetic.Drawn(kind.task, len(names), count, settings.size, exact=kind.small, first=first)
+        synthetic.SyntheticPictures(kind.task, len(names), count, settings.size, exact=kind.small, first=first)
         for count, first in zip(counts, firsts, strict=True)
     )
-    found = Found(f"synthetic pictures in place of {kind.title}", names, train, test)
+    found = DatasetSources(f"synthetic pictures in place of {kind.title}", names, train, test)
     _check_classes(found, settings)
     return found
 
 
-def _check_classes(found: Found, settings: DataSettings) -> None:
+def _check_classes(found: DatasetSources, settings: DataSettings) -> None:
     if len(found.classes) != settings.classes:
         raise ValueError(
             f"{found.title} has {len(found.classes)} classes, the recipe says {settings.classes}: set "

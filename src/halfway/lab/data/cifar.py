@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import Colours
 from .settings import DataSettings
-from .sources import Arrays, Found, missing
+from .sources import Arrays, DatasetSources, missing
 
 COLOURS_10 = Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 COLOURS_100 = Colours((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
@@ -46,7 +46,7 @@ NAMES_100 = """
     wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905
 
 
-def cifar10(settings: DataSettings, root: Path) -> Found:
+def cifar10(settings: DataSettings, root: Path) -> DatasetSources:
     """Python or binary release."""
     if folder := _folder(root, *PYTHON_10):
         return _python_release("CIFAR10", "CIFAR-10", folder, NAMES_10)
@@ -62,10 +62,10 @@ def cifar10(settings: DataSettings, root: Path) -> Found:
         )
     files = [checked(folder / name, SUMS_10) for name in SUMS_10]
     train, test = records(b"".join(files[:5]), 1), records(files[5], 1)
-    return Found("CIFAR-10, binary release", NAMES_10, Arrays(*train), Arrays(*test))
+    return DatasetSources("CIFAR-10, binary release", NAMES_10, Arrays(*train), Arrays(*test))
 
 
-def cifar100(settings: DataSettings, root: Path) -> Found:
+def cifar100(settings: DataSettings, root: Path) -> DatasetSources:
     """Python or binary release, with the 100 fine labels."""
     if folder := _folder(root, *PYTHON_100):
         return _python_release("CIFAR100", "CIFAR-100", folder, NAMES_100)
@@ -80,7 +80,7 @@ def cifar100(settings: DataSettings, root: Path) -> Found:
             f"    {root}/{BINARY_100[0]}/train.bin, test.bin",
         )
     train, test = (records(checked(folder / name, SUMS_100), 2) for name in SUMS_100)
-    return Found("CIFAR-100, binary release", NAMES_100, Arrays(*train), Arrays(*test))
+    return DatasetSources("CIFAR-100, binary release", NAMES_100, Arrays(*train), Arrays(*test))
 
 
 def folder_10(root: Path) -> Path | None:
@@ -124,7 +124,7 @@ def checked(path: Path, sums: dict[str, str]) -> bytes:
     return data
 
 
-def _python_release(kind: str, title: str, folder: Path, names: list[str]) -> Found:
+def _python_release(kind: str, title: str, folder: Path, names: list[str]) -> DatasetSources:
     """Through torchvision, which checks its own table of sums before it unpickles anything."""
     from torchvision import datasets
     from torchvision.datasets.utils import check_integrity
@@ -144,4 +144,4 @@ def _python_release(kind: str, title: str, folder: Path, names: list[str]) -> Fo
         Arrays(torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets))
         for part in parts
     )
-    return Found(f"{title}, Python release", names, train, test)
+    return DatasetSources(f"{title}, Python release", names, train, test)

@@ -8,7 +8,7 @@ import torch
 
 from .base import Colours
 from .settings import DataSettings
-from .sources import Arrays, Found
+from .sources import Arrays, DatasetSources
 
 NAMES = [str(digit) for digit in range(10)]
 # Mean and standard deviation of all pictures, enlarged to 16 px.
@@ -16,7 +16,7 @@ COLOURS = Colours((0.305, 0.305, 0.305), (0.319, 0.319, 0.319))
 TRAIN_IMAGES = 1200
 
 
-def digits(settings: DataSettings, root: Path) -> Found:
+def digits(settings: DataSettings, root: Path) -> DatasetSources:
     """The same stratified split for every run; the folder is not looked at."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -27,4 +27,4 @@ def digits(settings: DataSettings, root: Path) -> Found:
     pixels = grey.unsqueeze(1).repeat(1, 3, 1, 1)
     rows = train_test_split(range(len(labels)), train_size=TRAIN_IMAGES, stratify=data.target, random_state=0)
     train, test = (Arrays(pixels[part], labels[part]) for part in rows)
-    return Found("scikit-learn's digits", NAMES, train, test)
+    return DatasetSources("scikit-learn's digits", NAMES, train, test)

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from .settings import DataSettings
-from .sources import Found, LabelledFiles, missing
+from .sources import DatasetSources, LabelledFiles, missing
 
 
-def imagefolder(settings: DataSettings, root: Path) -> Found:
+def imagefolder(settings: DataSettings, root: Path) -> DatasetSources:
     """`root/train/<class>/*` and `root/val/<class>/*`, as torchvision's ImageFolder reads them."""
     from torchvision.datasets import ImageFolder
 
@@ -33,7 +33,7 @@ def imagefolder(settings: DataSettings, root: Path) -> Found:
     sources = (
         LabelledFiles([Path(path) for path, _ in part.samples], torch.tensor(part.targets)) for part in (train, test)
     )
-    return Found(f"images in {root.resolve().name}", train.classes, *sources)
+    return DatasetSources(f"images in {root.resolve().name}", train.classes, *sources)
 
 
 def class_folders(root: Path) -> Path | None:

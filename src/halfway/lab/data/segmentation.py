@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .base import IGNORE
 from .settings import DataSettings
-from .sources import Found, MaskedFiles, missing
+from .sources import DatasetSources, MaskedFiles, missing
 
 VOC_NAMES = [
     "background",
@@ -60,7 +60,7 @@ _CITYSCAPES_IDS = list(CITYSCAPES.values())
 CITYSCAPES_TABLE = [_CITYSCAPES_IDS.index(i) if i in _CITYSCAPES_IDS else IGNORE for i in range(256)]
 
 
-def voc2012(settings: DataSettings, root: Path) -> Found:
+def voc2012(settings: DataSettings, root: Path) -> DatasetSources:
     """Splits train and trainaug (with the masks of SBD) to train on, val to test."""
     folder = voc_folder(root)
     if folder is None:
@@ -87,7 +87,7 @@ def voc2012(settings: DataSettings, root: Path) -> Found:
         )
     train = _voc(folder, settings.split, "SegmentationClassAug" if more else "SegmentationClass")
     title = "PASCAL VOC 2012 with SBD's masks" if more else "PASCAL VOC 2012"
-    return Found(title, VOC_NAMES, train, _voc(folder, "val", "SegmentationClass"))
+    return DatasetSources(title, VOC_NAMES, train, _voc(folder, "val", "SegmentationClass"))
 
 
 def voc_folder(root: Path) -> Path | None:
@@ -118,7 +118,7 @@ def _voc(folder: Path, split: str, masks: str) -> MaskedFiles:
     )
 
 
-def cityscapes(settings: DataSettings, root: Path) -> Found:
+def cityscapes(settings: DataSettings, root: Path) -> DatasetSources:
     """The fine annotations, with the benchmark's 19 classes."""
     if cityscapes_folder(root) is None:
         raise missing(
@@ -130,7 +130,7 @@ def cityscapes(settings: DataSettings, root: Path) -> Found:
             f"    {root}/leftImg8bit/{{train,val}}/<city>/*_leftImg8bit.png\n"
             f"    {root}/gtFine/{{train,val}}/<city>/*_gtFine_labelIds.png",
         )
-    return Found("Cityscapes, fine annotations", CITYSCAPES_NAMES, _city(root, "train"), _city(root, "val"))
+    return DatasetSources("Cityscapes, fine annotations", CITYSCAPES_NAMES, _city(root, "train"), _city(root, "val"))
 
 
 def cityscapes_folder(root: Path) -> Path | None:
@@ -150,7 +150,7 @@ def _city(root: Path, part: str) -> MaskedFiles:
     return MaskedFiles(images, masks, len(CITYSCAPES), CITYSCAPES_TABLE)
 
 
-def segmentation_folder(settings: DataSettings, root: Path) -> Found:
+def segmentation_folder(settings: DataSettings, root: Path) -> DatasetSources:
     """`root/{train,val}/images/*` and `root/{train,val}/masks/*.png`; `root/classes.txt` may name the classes."""
     names = root / "classes.txt"
     classes = (
@@ -159,7 +159,7 @@ def segmentation_folder(settings: DataSettings, root: Path) -> Found:
         else [f"class {i}" for i in range(settings.classes)]
     )
     sources = (_own(root, part, settings.classes) for part in ("train", "val"))
-    return Found(f"images in {root.resolve().name}", classes, *sources)
+    return DatasetSources(f"images in {root.resolve().name}", classes, *sources)
 
 
 def _own(root: Path, part: str, classes: int) -> MaskedFiles:

@@ -38,7 +38,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class Found:
+class DatasetSources:
     """What a data set's function found.
 
     title: the data set and its release, in words.

@@ -20,7 +20,7 @@ COUNTS = {"classification": (512, 128), "segmentation": (64, 16)}
 NOISE = 24.0
 
 
-class Drawn(Source):
+class SyntheticPictures(Source):
     """Noisy pictures about as large as `size`, each drawn from its number alone.
 
     With labels: each class has a colour and a place for its spot. With masks: rectangles of two classes, in their
@@ -62,8 +62,8 @@ class Drawn(Source):
         noisy = clean + NOISE * random.standard_normal(clean.shape)
         return Image.fromarray(noisy.clip(0, 255).astype(np.uint8)), target
 
-    def take(self, rows: Sequence[int]) -> Drawn:
-        chosen = Drawn(self.task, self.classes, 0, self.size, self.exact)
+    def take(self, rows: Sequence[int]) -> SyntheticPictures:
+        chosen = SyntheticPictures(self.task, self.classes, 0, self.size, self.exact)
         chosen.numbers = [self.numbers[r] for r in rows]
         return chosen
 

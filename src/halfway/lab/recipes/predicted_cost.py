@@ -19,10 +19,10 @@ Equal = Literal["ratio", "flops"]
 def predicted_cost(recipe: Recipe) -> Cost:
     """Of a pruned step and of the run, relative to full data. Nothing is computed."""
     ratio = recipe.prune_ratio if recipe.prunes else 0.0
-    return cost_of(looked_at(recipe), ratio, share_of_run(recipe.schedule, recipe.length))
+    return cost_of(probe_share(recipe), ratio, share_of_run(recipe.schedule, recipe.length))
 
 
-def looked_at(recipe: Recipe) -> float:
+def probe_share(recipe: Recipe) -> float:
     """What the method runs on a pruned sample, relative to a whole training step of one sample."""
     method = recipe.pruning
     if method is None or method.needs == "nothing":
@@ -42,8 +42,8 @@ def fitted(recipe: Recipe, equal: Equal | None) -> dict[str, Any]:
         return {}
     ratio = recipe.prune_ratio
     if equal == "flops":
-        budget = relative_cost(looked_at(recipe.with_settings({"method": "pfb"})), ratio)
-        ratio = round((1 - budget) / (1 - looked_at(recipe)), 3)
+        budget = relative_cost(probe_share(recipe.with_settings({"method": "pfb"})), ratio)
+        ratio = round((1 - budget) / (1 - probe_share(recipe)), 3)
     method = METHODS[recipe.method]
     if method.implementation != "infobatch":
         return {"prune_ratio": ratio}
@@ -57,7 +57,7 @@ def fitted(recipe: Recipe, equal: Equal | None) -> dict[str, Any]:
 
 def random_ratio(recipe: Recipe) -> float:
     """The ratio at which random pruning costs what the recipe's method does."""
-    return round(1 - relative_cost(looked_at(recipe), recipe.prune_ratio), 3)
+    return round(1 - relative_cost(probe_share(recipe), recipe.prune_ratio), 3)
 
 
 @lru_cache

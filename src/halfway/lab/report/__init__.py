@@ -103,7 +103,7 @@ def _progress(metrics: list[dict[str, float]], steps: int) -> str:
     return f"{metrics[-1]['step'] / steps:.0%} trained" if metrics and steps else "not a round yet"
 
 
-def _sweep(runs: Runs, score: str) -> page.Drawn | None:
+def _sweep(runs: Runs, score: str) -> page.PageFigure | None:
     if runs.sweep is None:
         return None
     return page.figure(
@@ -116,7 +116,7 @@ def _sweep(runs: Runs, score: str) -> page.Drawn | None:
     )
 
 
-def _curves(runs: Runs) -> list[page.Drawn]:
+def _curves(runs: Runs) -> list[page.PageFigure]:
     unit = runs.recipe.unit
     shown = runs.shown
     groups = "; ".join(f"{group.label} (n = {len(seeds)})" for group, seeds in shown.items())

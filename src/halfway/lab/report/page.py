@@ -133,7 +133,7 @@ def _svg(draw: Draw, theme: Theme, height: float) -> str:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PageFigure:
     """A figure for the page.
 
     title, caption: above and below it.
@@ -148,9 +148,9 @@ class Drawn:
     dark: str
 
 
-def figure(title: str, draw: Draw, alt: str, caption: str, height: float = 3.5) -> Drawn:
+def figure(title: str, draw: Draw, alt: str, caption: str, height: float = 3.5) -> PageFigure:
     """The figure that `draw(axes, theme)` makes."""
-    return Drawn(title, caption, alt, _svg(draw, LIGHT, height), _svg(draw, DARK, height))
+    return PageFigure(title, caption, alt, _svg(draw, LIGHT, height), _svg(draw, DARK, height))
 
 
 def rate_edges(offers: int, at_most: int = 25) -> list[float]:

@@ -56,7 +56,7 @@ def section(runs: Runs, counts: dict[Group, Counts], pictures: Pictures) -> dict
     }
 
 
-def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pictures) -> list[page.Drawn]:
+def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pictures) -> list[page.PageFigure]:
     """Two figures; none where classes are unknown."""
     mine = counts[main]
     if not mine.class_offered.numel():
@@ -86,7 +86,7 @@ def _by_class(runs: Runs, counts: dict[Group, Counts], main: Group, pictures: Pi
     ]
 
 
-def _by_sample(both: dict[Group, Counts], main: Group) -> page.Drawn:
+def _by_sample(both: dict[Group, Counts], main: Group) -> page.PageFigure:
     spread = ", ".join(f"{name(g.method)} {page.percent(_spread(c), 1)}" for g, c in both.items())
     return page.figure(
         f"Retention per sample, p = {main.ratio:g}",

@@ -47,7 +47,7 @@ class Runs:
         """The table."""
         if self.written is None:
             return recorded.summarise(self.groups, self.timing["steps"])
-        return sorted(self.written.rows, key=lambda row: _place(row.group))
+        return sorted(self.written.rows, key=lambda row: _sort_key(row.group))
 
     @property
     def finished(self) -> list[RunResult]:
@@ -175,7 +175,7 @@ def _as_written_down(arguments: Sequence[str | Path], finished: Sequence[RunResu
 
 
 def _in_order(groups: Groups) -> Groups:
-    return {group: dict(sorted(groups[group].items())) for group in sorted(groups, key=_place)}
+    return {group: dict(sorted(groups[group].items())) for group in sorted(groups, key=_sort_key)}
 
 
 def find(arguments: Sequence[str | Path]) -> list[Path]:
@@ -238,7 +238,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _place(group: Group) -> tuple[Any, ...]:
+def _sort_key(group: Group) -> tuple[Any, ...]:
     """Full data, random, PFB, then the others by name; by ratio; by setting, numbers in their order."""
     method = _FIRST.index(group.method) if group.method in _FIRST else len(_FIRST)
     settings = [(key, (0, value, "") if _is_number(value) else (1, 0, str(value))) for key, value in group.settings]

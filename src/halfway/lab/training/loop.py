@@ -36,7 +36,7 @@ from ..recipes.schema import Recipe
 from . import optim, tasks
 from .logs import Logs
 from .order import BatchOrder
-from .place import place
+from .rank import rank_and_size
 from .progress import Bar
 from .retention import Retention
 from .run_folder import VERSION, RunFolder
@@ -76,7 +76,7 @@ class Training:
         self, recipe: Recipe, data: Data, device: torch.device, folder: RunFolder | None = None, show: bool = True
     ) -> None:
         self.recipe, self.data, self.device, self.folder = recipe, data, device, folder
-        self.rank, self.ranks = place()
+        self.rank, self.ranks = rank_and_size()
         self.show = show and self.rank == 0
         check(recipe, self.ranks)
         self.task = tasks.make(recipe)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data import TrainSet
-from .place import place
+from .rank import rank_and_size
 
 
 class Retention:
@@ -37,7 +37,7 @@ class Retention:
 
     def end_round(self) -> None:
         """Sum over ranks and classes."""
-        if place()[1] > 1:
+        if rank_and_size()[1] > 1:
             dist.all_reduce(self._round)
         offered, retained = self._round.to("cpu", copy=True)
         self._round.zero_()

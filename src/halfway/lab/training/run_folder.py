@@ -53,7 +53,7 @@ class RunFolder:
         if occupied and not resume:
             raise ValueError(f"{self.path} holds a run already; go on with --resume, or choose another with --out")
         if occupied:
-            self._refuse_another(recipe)
+            self._require_same_recipe(recipe)
 
     def check_checkpoint(self) -> None:
         """Raise if there were rounds, but their checkpoint is gone: to go on would be to begin again, and drop them."""
@@ -73,7 +73,7 @@ class RunFolder:
             raise ValueError(f"{self.path} cannot be made ({error.strerror}); choose another with --out") from error
         write_whole(self.config, "# `halfway train config.yaml` repeats this run.\n" + recipes.dump(recipe))
 
-    def _refuse_another(self, recipe: Recipe) -> None:
+    def _require_same_recipe(self, recipe: Recipe) -> None:
         before, now = recipes.load(str(self.config)).identity(), recipe.identity()
         differences = [
             f"{key} was {before.get(key)!r}, is {now.get(key)!r}"

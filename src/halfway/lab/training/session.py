@@ -18,7 +18,7 @@ from ..environment import environment
 from ..files import naming_a_full_disk
 from ..recipes.schema import Recipe
 from .loop import Training
-from .place import place
+from .rank import rank_and_size
 from .run_folder import RunFolder
 
 
@@ -41,12 +41,12 @@ def processes() -> Iterator[torch.device]:
 
 def first_rank() -> bool:
     """Whether this process does the talking and writing."""
-    return place()[0] == 0
+    return rank_and_size()[0] == 0
 
 
 def alone() -> bool:
     """Whether there are no other processes."""
-    return place()[1] == 1
+    return rank_and_size()[1] == 1
 
 
 def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, command: str) -> bool:

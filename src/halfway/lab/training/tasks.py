@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..data import IGNORE, TestSet
 from ..recipes.schema import Recipe
-from .place import place
+from .rank import rank_and_size
 from .progress import Bar
 
 
@@ -63,7 +63,7 @@ class Task:
         metric = self.metric().to(device)
         was_training = model.training
         model.eval()
-        rank, ranks = place()
+        rank, ranks = rank_and_size()
         batch_size = self.recipe.evaluation_batch
         name = "multi-scale evaluation" if scales else "evaluation"
         try:

@@ -5,6 +5,6 @@ from __future__ import annotations
 import torch.distributed as dist
 
 
-def place() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """(rank, number of ranks); (0, 1) for a process on its own."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
