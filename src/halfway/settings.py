@@ -160,7 +160,7 @@ def _json_number(value: Any) -> int | float:
     return found
 
 
-def refuse_another(found: Any, mine: dict[str, Any], owner: str) -> None:
+def require_same_config(found: Any, mine: dict[str, Any], owner: str) -> None:
     """Raise unless the settings in a state are one's own.
 
     Args:
@@ -180,3 +180,6 @@ def refuse_another(found: Any, mine: dict[str, Any], owner: str) -> None:
     ]
     if differences:
         raise ValueError(f"the state belongs to another configuration ({'; '.join(differences)})")
+
+
+refuse_another = require_same_config  # the name that `blocker` imports

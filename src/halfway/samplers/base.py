@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from .. import functional as PF
+from .. import functional
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
-from ..settings import as_json, plain_settings, recorded_settings, refuse_another, share, whole
+from ..settings import as_json, plain_settings, recorded_settings, require_same_config, share, whole
 from ..state.ranks import Ranks
 from ..state.sample_memory import SampleMemory
 from .weights import Index
@@ -172,7 +172,7 @@ class EpochSampler(Sampler[int]):
     @property
     def retained_count(self) -> int:
         """M = N - round(p N), at least 1: the samples a method retains that prunes an exact number."""
-        return PF.retained_count(self.num_samples, self.prune_ratio)
+        return functional.retained_count(self.num_samples, self.prune_ratio)
 
     def continues(self, epoch: int, period: int) -> bool:
         """In `decide`: whether `epoch` and the epoch before lie in the same `period` of the pruning window."""
@@ -293,7 +293,7 @@ class EpochSampler(Sampler[int]):
             raise ValueError(f"this is not the state_dict of a sampler, which has {sorted(_STATE)}")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
-        refuse_another(state["config"], self._config(), "sampler")
+        require_same_config(state["config"], self._config(), "sampler")
         for key in ("retained", "weights"):
             if not isinstance(state[key], Tensor) or state[key].shape != (self.num_samples,):
                 raise ValueError(f"the state's {key!r} of a {kind} must be a tensor of shape ({self.num_samples},)")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import functional as PF
+from .. import functional
 from ..settings import plain_settings, recorded_settings
 from ..state.flags import StickyFlag
 from ..state.ranks import ALONE, Ranks
@@ -192,7 +192,7 @@ class Ranking(Selector):
 
     def select(self, candidates: Candidates, count: int) -> Selection:
         importance_B = self.finite_or_random(self.importance(candidates), candidates)
-        return Selection(PF.retain(importance_B, count), importance_B)
+        return Selection(functional.retain(importance_B, count), importance_B)
 
     def finite_or_random(self, values_B: Tensor, candidates: Candidates) -> Tensor:
         """(B,) as they are; uniform random numbers for all samples if a single value is not finite."""

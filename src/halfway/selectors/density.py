@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional as PF
+from .. import functional
 from ..errors import not_finite
 from ..functional import BandwidthRule, NoiseScale, UpdateRule
 from ..state.estimator import DensityEstimator
@@ -90,13 +90,13 @@ class Density(Selector):
         estimator.settle()
         chance_B = torch.rand(candidates.size, generator=candidates.generator, device=x_BD.device, dtype=x_BD.dtype)
         if not estimator.ready:
-            return Selection(PF.retain(chance_B, count), chance_B)
+            return Selection(functional.retain(chance_B, count), chance_B)
         score_B = self.score(estimator, x_BD)
         importance_B = self.with_noise(score_B, candidates.generator)
         # Without waiting for the device: a step with a value that is not finite prunes at random.
         finite = x_BD.isfinite().all()
         importance_B = torch.where(finite, importance_B, chance_B)
-        retained_S = PF.retain(importance_B, count)
+        retained_S = functional.retain(importance_B, count)
         self._share = torch.where(finite, _in_common(retained_S, score_B), 0.0)
         return Selection(retained_S, importance_B)
 
@@ -106,7 +106,7 @@ class Density(Selector):
 
     def with_noise(self, score_B: Tensor, generator: torch.Generator) -> Tensor:
         """(B,) importance: the scores with their share of randomness."""
-        return PF.importance(-score_B, self.noise, generator, self.noise_scale)
+        return functional.importance(-score_B, self.noise, generator, self.noise_scale)
 
     def diagnostics(self) -> dict[str, float]:
         """chosen_by_density: how much of the choice the density made, and not the noise: the share of the retained
@@ -175,7 +175,7 @@ class Density(Selector):
             self._represented = None
             return x_BD
         features = candidates.required_features
-        x_BD = PF.represent(features, self.dim, self._channels.axis_of(features))
+        x_BD = functional.represent(features, self.dim, self._channels.axis_of(features))
         self._represented = (candidates, x_BD)
         return x_BD
 
@@ -197,6 +197,6 @@ def _in_common(retained_S: Tensor, score_B: Tensor) -> Tensor:
     B, S = len(score_B), len(retained_S)
     if S == B:
         return score_B.new_ones(())
-    alone_B = score_B.new_zeros(B).index_fill(0, PF.retain(score_B, S), 1.0)
+    alone_B = score_B.new_zeros(B).index_fill(0, functional.retain(score_B, S), 1.0)
     # Of two random choices S/B are in common.
     return (alone_B.index_select(0, retained_S).mean() - S / B) / (1 - S / B)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import functional as PF
+from .. import functional
 from ..state.estimator import DensityEstimator
 from .density import Density
 
@@ -39,7 +39,7 @@ class DensityPublic(Density):
 
     def score(self, estimator: DensityEstimator, x_BD: Tensor) -> Tensor:
         x_BD = x_BD.to(estimator.centroids.dtype)
-        return -PF.mean_log_kernel(x_BD, estimator.centroids, estimator.bandwidth)
+        return -functional.mean_log_kernel(x_BD, estimator.centroids, estimator.bandwidth)
 
     def with_noise(self, score_B: Tensor, generator: torch.Generator) -> Tensor:
         noise_B = torch.randn(len(score_B), generator=generator, device=score_B.device, dtype=score_B.dtype)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from .. import functional as PF
+from .. import functional
 from ..functional import BandwidthRule, UpdateRule
 from ..settings import plain_settings
 from .flags import StickyFlag
@@ -91,7 +91,7 @@ class DensityEstimator(nn.Module):
                 f"only {self._filled} of {self.num_centroids} centroids are filled; call update() on more samples first"
             )
         counts = self.counts if self.kernel_weights else None
-        return PF.log_density(x.to(self.centroids.dtype), self.centroids, counts, self.bandwidth)
+        return functional.log_density(x.to(self.centroids.dtype), self.centroids, counts, self.bandwidth)
 
     @torch.no_grad()
     def update(self, x: Tensor, ranks: Ranks = ALONE) -> None:
@@ -112,7 +112,7 @@ class DensityEstimator(nn.Module):
             if not self.ready:
                 x = self._fill(x, int(x.isfinite().all()))
             if len(x):
-                self._receive(*PF.cluster_sums(x, self.centroids))
+                self._receive(*functional.cluster_sums(x, self.centroids))
             return
         self._pending = ranks.sum(self._pack(x) if self.ready else self._offer(x, ranks), self)
         if not ranks.defer:
@@ -139,7 +139,7 @@ class DensityEstimator(nn.Module):
 
     def _pack(self, x: Tensor) -> Tensor:
         """(C, D + 1): what each centroid receives from this rank, the number of arrivals in the last column."""
-        sums, arrivals = PF.cluster_sums(x, self.centroids)
+        sums, arrivals = functional.cluster_sums(x, self.centroids)
         return torch.cat([sums, arrivals.to(sums.dtype).unsqueeze(1)], 1)
 
     def _offer(self, x: Tensor, ranks: Ranks) -> Tensor:
@@ -151,7 +151,7 @@ class DensityEstimator(nn.Module):
         return offer
 
     def _receive(self, sums: Tensor, arrivals: Tensor) -> None:
-        centroids, counts = PF.update_centroids(
+        centroids, counts = functional.update_centroids(
             self.centroids, self.counts, sums, arrivals, self.beta, self.update_rule
         )
         finite = centroids.isfinite().all()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import functional as PF
+from ... import functional
 from ...modules import find_layer
 from ...seeds import seed_of
 from ...selectors import Density
@@ -82,7 +82,7 @@ def _features(training: Training, selector: Density) -> tuple[Tensor, Tensor]:
     def keep(module: Any, inputs: Any, output: Tensor) -> None:
         axis = selector.channel_dim
         axis = find_channel_dim(layer, output.shape) if axis is None else axis
-        found.append(PF.represent(output, selector.dim, axis))
+        found.append(functional.represent(output, selector.dim, axis))
 
     samples = min(SAMPLES, len(train))
     ids = torch.linspace(0, len(train) - 1, samples, dtype=torch.float64).round().long().unique()

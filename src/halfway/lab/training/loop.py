@@ -36,8 +36,8 @@ from ..recipes.schema import Recipe
 from . import optim, tasks
 from .logs import Logs
 from .order import BatchOrder
-from .rank import rank_and_size
 from .progress import Bar
+from .rank import rank_and_size
 from .retention import Retention
 from .run_folder import VERSION, RunFolder
 

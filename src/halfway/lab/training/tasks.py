@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..data import IGNORE, TestSet
 from ..recipes.schema import Recipe
-from .rank import rank_and_size
 from .progress import Bar
+from .rank import rank_and_size
 
 
 class Task:
