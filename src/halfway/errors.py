@@ -1,4 +1,4 @@
-"""Errors of the package, and sentences that more than one room says. Imports nothing of halfway."""
+"""Error classes, and error messages that several rooms use. Imports nothing from halfway."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class ReplayError(RuntimeError):
 
 
 def not_finite(layer_name: str) -> str:
-    """The message about features that are NaN or infinite."""
+    """The message for features that are NaN or infinite."""
     return (
         f"the features of layer {layer_name!r} contain values that are not finite (NaN or infinite). Such steps prune "
         "at random and teach the selector nothing; the training itself has probably diverged: lower the learning rate, "

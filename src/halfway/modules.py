@@ -9,7 +9,7 @@ from torch import nn
 
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, bool]:
-    """The innermost model, and whether torch.compile lies around it."""
+    """The innermost model, and whether torch.compile wraps it."""
     compiled = False
     while True:
         if isinstance(model, nn.DataParallel):
@@ -26,12 +26,12 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, bool]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile lies around this very module, or within its call."""
+    """Whether torch.compile wraps this very module, or its call."""
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def group_of(model: nn.Module) -> Any:
-    """The process group of a DDP wrapper, however deep; None without one."""
+    """The process group of a DDP wrapper at any depth; None without one."""
     while not isinstance(model, nn.parallel.DistributedDataParallel):
         if "_orig_mod" not in model._modules:
             return None
@@ -40,7 +40,7 @@ def group_of(model: nn.Module) -> Any:
 
 
 def find_layer(root: nn.Module, at: str | nn.Module) -> tuple[str, nn.Module]:
-    """The name of a submodule and the submodule, given either."""
+    """The name of a submodule and the submodule itself, given either one."""
     names = {name: module for name, module in root.named_modules() if name}
     if isinstance(at, nn.Module):
         for name, module in names.items():

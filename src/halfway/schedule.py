@@ -17,7 +17,7 @@ class Schedule:
 
     Args:
         start: first epoch (or step) in which samples are pruned.
-        stop: first one in which they are not any more; None: never.
+        stop: first epoch (or step) in which they no longer are; None: prune to the end.
         unit: "epoch" needs `blocker.set_epoch(epoch)` in the loop; "step" counts the blocker's training batches.
     """
 
@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def always(self) -> bool:
-        """Whether it prunes from the first step to the last, so that counting is not needed."""
+        """Whether it prunes from the first step to the last, so that nothing needs counting."""
         return self.start == 0 and self.stop is None
 
     def active(self, at: int) -> bool:
@@ -55,7 +55,7 @@ class Schedule:
         return at >= self.start and (self.stop is None or at < self.stop)
 
     def meets(self, first: int, end: int) -> bool:
-        """Whether samples are pruned in some of the epochs (or steps) from `first` to before `end`."""
+        """Whether samples are pruned in any epoch (or step) of [first, end)."""
         return max(first, self.start) < (end if self.stop is None else min(end, self.stop))
 
     def share(self, length: int) -> float:
@@ -67,7 +67,7 @@ class Schedule:
 
 
 def check_schedule(schedule: Any) -> None:
-    """Raise unless this is a `Schedule`, or None."""
+    """Raise unless this is a `Schedule` or None."""
     if schedule is None or isinstance(schedule, Schedule):
         return
     window = ", ".join(map(repr, schedule)) if isinstance(schedule, (tuple, list)) else "start, stop"

@@ -1,8 +1,8 @@
-"""Settings are plain numbers and words, whatever they were given as. A state is only loaded where they are the same.
+"""Settings are stored as plain numbers and strings. A state only loads where the settings are the same.
 
-NumPy's numbers, fractions, and tensors or arrays without axes are what settings often come as (a sweep, a YAML file, a
-calculation). They would train for an epoch and then fail where the state is written, so they become plain Python when
-an object is made, and what is no number at all is an error there.
+Settings often arrive as NumPy numbers, fractions, or tensors and arrays without axes (from a sweep, a YAML file, a
+calculation). Training would run for an epoch with them and then fail to write its state. So they become plain Python
+when an object is constructed, and anything that is not a number is an error at that point.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NUMBERS = {"int", "float", "bool"}
 
 
 def plain_settings(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates an `__init__`: arguments annotated as int, float or bool (and perhaps more, as in `int | None`) arrive
-    in it as plain Python, or are an error that names them."""
+    """Decorates an `__init__`: arguments annotated as int, float or bool (or a union with one, such as `int | None`)
+    are converted to plain Python; one that cannot be is an error that names it."""
 
     @functools.cache
     def read() -> tuple[inspect.Signature, dict[str, set[str]]]:  # when it is first needed, not with every import
@@ -47,8 +47,8 @@ def plain_settings(init: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def recorded_settings(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates an `__init__`: what a new object was made with, defaults included, is in its `_settings`, by name. Of
-    the `__init__`s of a class and its bases the first one counts, which is that of the class itself."""
+    """Decorates an `__init__`: records its arguments by name, defaults included, in the object's `_settings`. If the
+    `__init__`s of base classes are decorated too, only the outermost one records."""
 
     @functools.cache
     def signature() -> inspect.Signature:
@@ -72,12 +72,12 @@ def recorded_settings(init: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def whole(name: str, value: Any) -> int:
-    """`value` as an int; one that is no whole number is an error about `name`."""
+    """`value` as an int; anything but a whole number is an error that names `name`."""
     return _plain(name, value, {"int"})
 
 
 def number(name: str, value: Any) -> float:
-    """`value` as a float; one that is no number is an error about `name`."""
+    """`value` as a float; anything but a number is an error that names `name`."""
     return _plain(name, value, {"float"})
 
 
@@ -90,21 +90,21 @@ def share(name: str, value: Any) -> float:
 
 
 def as_number(value: Any) -> int | float | None:
-    """An int, float or bool for anything that is one number; None for anything else."""
+    """The int, float or bool that `value` stands for; None if it is not a single number."""
     if isinstance(value, bool):
         return value
     if isinstance(value, Tensor):
         return as_number(value.detach().item()) if value.ndim == 0 else None
     if isinstance(value, numbers.Integral):
         return operator.index(value)
-    decimal = sys.modules.get("decimal")  # not imported for this; whoever has such a number has
+    decimal = sys.modules.get("decimal")  # if it was never imported, `value` is no Decimal
     if isinstance(value, numbers.Real) or (decimal is not None and isinstance(value, decimal.Decimal)):
         return float(value)
     return as_number(value.item()) if _is_numpys(value) else None
 
 
 def _is_numpys(value: Any) -> bool:
-    """Whether this is one value of NumPy's, or an array that holds one; without importing NumPy."""
+    """Whether this is a NumPy scalar, or an array that holds one. Does not import NumPy."""
     return not isinstance(value, Tensor) and getattr(value, "ndim", None) == 0 and hasattr(value, "item")
 
 
@@ -116,7 +116,7 @@ def _kinds(annotation: Any) -> set[str]:
 
 def _plain(name: str, value: Any, kinds: set[str]) -> Any:
     if not kinds & _NUMBERS:
-        # Nobody says what it should be; what is NumPy's is still better off as Python's.
+        # Not annotated as a number, but a NumPy scalar is still better stored as plain Python.
         return value.item() if _is_numpys(value) else value
     found = as_number(value)
     if isinstance(found, bool):
@@ -140,8 +140,8 @@ def _order(kind: str) -> tuple[bool, str]:
 
 
 def as_json(settings: dict[str, Any], owner: str) -> str:
-    """Settings for a state (a dict would be flattened by `torch.distributed.checkpoint`); an error names the one that a
-    state cannot hold."""
+    """Settings as text for a state (`torch.distributed.checkpoint` would flatten a dict). An error names a setting that
+    a state cannot hold."""
     for name, value in settings.items():
         try:
             json.dumps(value, default=_json_number)
@@ -161,12 +161,12 @@ def _json_number(value: Any) -> int | float:
 
 
 def require_same_config(found: Any, mine: dict[str, Any], owner: str) -> None:
-    """Raise unless the settings in a state are one's own.
+    """Raise unless a state was saved with these settings.
 
     Args:
-        found: what the state holds, from `as_json`.
-        mine: the settings here.
-        owner: whose state it should be, for the message.
+        found: the settings in the state, from `as_json`.
+        mine: the settings of the object that loads it.
+        owner: what the object is called in the error message.
     """
     mine = json.loads(as_json(mine, owner))
     try:

@@ -12,9 +12,11 @@ from typing import Any
 class Counters:
     """Counts on the host; nothing here waits for a device.
 
-    steps: training batches the blocker was called on; pruned_steps: those in which samples were pruned.
+    steps: training batches the blocker was called on.
+    pruned_steps: those in which samples were pruned.
     seen, retained: samples.
-    replayed_steps, recomputed: pruned steps by the way their shallow activations were obtained; the latter by reason.
+    replayed_steps: pruned steps that reused the shallow activations of the probe.
+    recomputed: pruned steps that computed them again, counted by reason.
     operations_replayed, operations_computed: expensive operations of the shallow part in replayed steps.
     spent: training cost, in units of one sample's full training step (see `costs`).
     """
@@ -61,11 +63,11 @@ class Counters:
 class Stats:
     """A snapshot of what blocking has done so far.
 
-    effective_ratio: pruned / seen, which is below `prune_ratio` when the schedule leaves epochs out or batches round.
+    effective_ratio: pruned / seen; below `prune_ratio` when the schedule leaves epochs out or counts are rounded.
     relative_flops: FLOPs spent relative to training on all samples, the probe included.
     recompute_reasons: why steps were recomputed instead of replayed, with their number.
-    diagnostics: what the selector says about its choices, see its card; empty for most, and before the first. It
-        begins anew where a state is loaded, and two snapshots are equal whatever it says.
+    diagnostics: the selector's own figures about its choices (see its card); empty for most selectors and before the
+        first choice. Loading a state starts them afresh. They are ignored when snapshots are compared.
     """
 
     steps: int
@@ -99,5 +101,5 @@ class Stats:
         )
 
     def as_dict(self) -> dict[str, float]:
-        """Flat numbers with stable names, for a logger."""
+        """A flat dict of numbers with stable names, for a logger."""
         return {k: v for k, v in vars(self).items() if k not in ("recompute_reasons", "diagnostics")}

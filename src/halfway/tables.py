@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines of aligned text: words to the left, numbers to the right."""
+    """Aligned text: words flush left, numbers flush right."""
     body = [list(row) for row in rows]
     widths = [max(len(row[i]) for row in (header, *body)) for i in range(len(header))]
     right = [i > 0 and all(row[i] in ("", "n/a") or row[i][0].isdigit() for row in body) for i in range(len(header))]
@@ -19,6 +19,6 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """A Markdown table: the first `words` columns to the left, numbers to the right."""
+    """A Markdown table: the first `words` columns flush left, the others flush right."""
     rule = ["---" if i < words else "---:" for i in range(len(header))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
