@@ -1,4 +1,4 @@
-"""What a batch is: nested values with one part per sample, cut to some samples, and passed to the model.
+"""Batches: nested values with one part per sample. How they are cut to some samples and passed to the model.
 
-Begin with `batch`. Imports nothing of halfway but `settings`.
+Begin with `batch`. Imports nothing from halfway but `settings`.
 """

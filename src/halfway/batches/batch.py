@@ -1,9 +1,9 @@
-"""Cutting whatever a batch is made of down to the retained samples, and sample ids.
+"""Cutting a batch, whatever it is made of, down to the retained samples; and sample ids.
 
 A batch is any nesting of tuples, lists, named tuples, mappings and dataclasses. Every tensor in it must have the
-batch's length; numbers, strings and None are handed through. A list with one entry per sample (file names, targets,
-images of different sizes) is cut like a tensor; `reading.py` says which lists these are. Anything else is an error: a
-tensor that silently kept its length would pair the wrong targets with the wrong images.
+batch's length; numbers, strings and None pass through unchanged. A list with one entry per sample (file names, targets,
+images of different sizes) is cut like a tensor; `reading.py` decides which lists these are. Anything else is an error:
+a tensor that silently kept its length would pair the wrong targets with the wrong images.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _not_empty(size: int) -> int:
 class Batch(NamedTuple):
     """What was passed to the blocker: parts by position, or by name.
 
-    first: what the first part is for the model: "part": one argument, as all others. "arguments": a tuple or list whose
-        entries are its arguments one by one. "samples": one argument, a list with one entry per sample.
-    readings: how lists were read in earlier batches; None: lists of which one cannot tell hold parts.
+    first: what the first part is to the model. "part": one argument, like all others. "arguments": a tuple or list
+        whose entries are the model's arguments. "samples": one argument, a list with one entry per sample.
+    readings: how lists were read in earlier batches; None: ambiguous lists are taken to hold parts.
     """
 
     parts: tuple[Any, ...]
@@ -54,8 +54,8 @@ class Batch(NamedTuple):
     readings: Readings | None = None
 
     def length(self, arguments: Iterable[Any]) -> int:
-        """The number of samples, of a batch that goes to the model as `arguments`: the leading size of their first
-        tensor. If all their tensors are in lists, what else is in the batch tells, or else the entries are counted."""
+        """The number of samples in a batch that goes to the model as `arguments`: the leading size of their first
+        tensor. If all their tensors are in lists, the rest of the batch decides, or else the entries are counted."""
         if self.first == "samples":
             return _not_empty(len(self.parts[0]))
         arguments = list(arguments)
@@ -74,7 +74,7 @@ class Batch(NamedTuple):
         return length(arguments) if counted is None else _not_empty(counted)
 
     def validate(self, size: int) -> None:
-        """Raise if some part neither has `size` samples nor is plainly not per-sample."""
+        """Raise if a part that should be per-sample does not have `size` samples."""
         reader = _Reader(self, size)
         try:
             self._each(lambda part, path: _walk(part, reader, path, lambda leaf: leaf))
@@ -89,7 +89,7 @@ class Batch(NamedTuple):
         return self._each(lambda part, path: _walk(part, reader, path, take))
 
     def value(self) -> Any:
-        """As it is handed back: a dict for names, one part for one, a tuple for several."""
+        """What the blocker returns: a dict for named parts, the part itself if there is one, else a tuple."""
         if self.named:
             return self.named
         return self.parts[0] if len(self.parts) == 1 else self.parts
@@ -106,7 +106,7 @@ class Batch(NamedTuple):
         )
 
     def _doubt(self, size: int) -> str:
-        """What to say of an error in a batch whose first part may not be what it was taken for."""
+        """What to add to an error message if the first part may not be what it was taken for."""
         if self.first != "arguments" or hasattr(self.parts[0], "_fields"):
             return ""
         kind = "tuple" if isinstance(self.parts[0], tuple) else "list"
@@ -120,7 +120,7 @@ class _Reader:
     """Decides how the lists of one batch are read.
 
     Attributes:
-        clear: by their place in the batch, whether those that leave no doubt have one entry per sample.
+        clear: for each unambiguous list, by its place in the batch, whether it has one entry per sample.
     """
 
     def __init__(self, whole: Batch, size: int) -> None:
@@ -171,7 +171,7 @@ def _taking(indices: Tensor) -> Callable[[Any], Any]:
     on_host: list[list[int]] = []
 
     def host() -> list[int]:
-        # Reads the indices back, so only for parts that are not tensors at all.
+        # Reads the indices back to the host, so only used for parts that are not tensors.
         if not on_host:
             on_host.append(indices.tolist())
         return on_host[0]
@@ -229,14 +229,14 @@ def _rebuilt(sequence: Any, entries: list[Any]) -> Any:
 def _rebuilt_dataclass(old: Any, values: dict[str, Any]) -> Any:
     """A dataclass like `old` with other values.
 
-    It is made anew, so that what its `__post_init__` works out (a length, say) fits the retained samples. Fields that
-    `__init__` does not take are set afterwards, except plain values that `__post_init__` has set by then.
+    It is constructed again, so that what its `__post_init__` works out (a length, say) fits the retained samples.
+    Fields that `__init__` does not take are set afterwards, except plain values that `__post_init__` has set.
     """
     taken = {field.name for field in dataclasses.fields(old) if field.init}
     try:
         new = dataclasses.replace(old, **{name: value for name, value in values.items() if name in taken})
     except (TypeError, ValueError):
-        # An `__init__` of its own, or one that takes more than the fields.
+        # It has a hand-written `__init__`, or one that takes more than the fields.
         new, taken = copy.copy(old), set()
     worked_out = bool(taken) and hasattr(old, "__post_init__")
     for name in values.keys() - taken:

@@ -16,8 +16,8 @@ from .batch import Batch
 class Inputs(NamedTuple):
     """What goes to the model.
 
-    more: whether the model may be called with further arguments. The user has said that these are all that matter up
-    to the cut, as labels do not, nor what only the loss looks at.
+    more: whether the model may be called with further arguments. The user has named all inputs that matter up to the
+        cut; labels, for example, only matter to the loss.
     """
 
     args: tuple[Any, ...]
@@ -30,12 +30,12 @@ class Inputs(NamedTuple):
         return [leaf for leaf in batch.leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
 
-# What targets are usually called in a batch by name.
+# The usual names of targets in a batch with names.
 _TARGETS = ("labels", "label", "targets", "target", "y")
 
 
 def targets_of(whole: Batch, where: int | str | None) -> Any:
-    """The part of a batch that holds the targets; None if it has none where one would look.
+    """The part of a batch that holds the targets; None if there is none in the usual places.
 
     Args:
         where: a position or a name; None: the second part of a batch by position, or the first of the usual names.
@@ -67,18 +67,18 @@ class Forward:
         }
         kinds = {p.kind: p.name for p in self._signature.parameters.values()}
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
-        # By far the most usual call is with one tensor: the name of the parameter that takes it, if that is possible.
+        # By far the most common call has one tensor. This is the parameter that takes it; "" if no such call works.
         self._only = "" if self._unbound((None,), {}) else next(iter(self._signature.bind(None).arguments), "")
         if self._only and isinstance(self._signature.bind(None).arguments[self._only], tuple):
             self._only = ""
 
     def read(self, whole: Batch, inputs: Any) -> Batch:
-        """The batch with a note of what its first part is for the model.
+        """The batch, with `first` set to what its first part is to the model.
 
-        A tuple holds its arguments, one by one. So does a list of as many tensors as `forward` can take, each with all
-        samples; any other list is one argument, usually with an entry per sample, as the images of a detector. Where
-        both are possible, a list of as many mappings beside it (targets) makes it one per sample, if no earlier batch
-        has told.
+        A tuple holds the model's arguments, one by one. So does a list of as many tensors as `forward` can take, each
+        with all samples. Any other list is one argument, usually with an entry per sample, like the images of a
+        detector. Where both are possible, earlier batches decide; if there are none, a list of as many mappings beside
+        it (targets) makes it one entry per sample.
         """
         if inputs is not None or not whole.parts or not isinstance(whole.parts[0], (tuple, list)):
             return whole
@@ -122,12 +122,12 @@ class Forward:
         return Inputs(tuple(first) if whole.first == "arguments" else (first,), {})
 
     def _takes(self, name: str, value: Any) -> bool:
-        """Whether a part of a batch by name is for the model. Of what goes into its **kwargs, plain values are: they
-        say how to run (output_hidden_states=True), and belong to no sample."""
+        """Whether a named part of the batch goes to the model. Of what only its **kwargs would take, plain values do:
+        they say how to run (output_hidden_states=True) and belong to no sample."""
         return name in self._parameters or (self._rest is not None and reading.is_plain(value))
 
     def _named(self, chosen: dict[str, Any], more: bool) -> Inputs:
-        """By keyword where forward knows the name; the others, as "image" of a batch for forward(x), by position."""
+        """By keyword where forward knows the name; otherwise by position (the "image" of a batch for forward(x))."""
         keywords = {n: v for n, v in chosen.items() if n in self._by_keyword or self._rest is not None}
         return Inputs(tuple(v for n, v in chosen.items() if n not in keywords), keywords, more)
 
@@ -143,7 +143,7 @@ class Forward:
 
     @contextlib.contextmanager
     def explaining(self, whole: Batch) -> Iterator[None]:
-        """Around the model's first run: if it cannot do with what it gets, say how that was read."""
+        """Put around the model's first run: if that fails, the error also says how the batch was read."""
         try:
             yield
         except (TypeError, AttributeError) as error:
@@ -166,7 +166,7 @@ class Forward:
         return ""
 
     def bind(self, args: Any, kwargs: Any) -> dict[str, list[Any]] | None:
-        """The call's arguments by the names of the parameters, flat; the same however they are passed."""
+        """The call's arguments, flattened, by parameter name; the same whether passed by position or by keyword."""
         if self._only and len(args) == 1 and type(args[0]) is Tensor and not kwargs:
             return {self._only: [args[0]]}
         try:

@@ -5,10 +5,10 @@
     [(3, 50, 70), (3, 64, 64), ...]               one tensor per sample
     [(N, 10), (N,)]                               two parts: what `default_collate` makes of a tuple in a sample
 
-What a list holds is told by types where types tell it, and only for lists of tensors by sizes. Sizes may coincide: of
-N tensors with N rows each either reading is possible (three images of three channels; two samples with two boxes
-each). Then the rest of the batch decides, or how the same list was read in earlier batches. If neither tells, that is
-an error: a wrong guess would pair the wrong targets with the wrong images.
+Types decide what a list holds wherever they can; sizes decide only for lists of tensors. Sizes may coincide: N tensors
+with N rows each can be read either way (three images of three channels; two samples with two boxes each). Then the rest
+of the batch decides, or how the same list was read in earlier batches. If neither does, that is an error: a wrong guess
+would pair the wrong targets with the wrong images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 class Readings:
-    """How the lists of a blocker's batches were read so far, by place in the batch: decides where sizes cannot."""
+    """How the lists of earlier batches were read, by place in the batch; decides where sizes cannot."""
 
     def __init__(self) -> None:
         self._known: dict[str, bool] = {}
@@ -55,8 +55,8 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def verdict(sequence: Sequence[Any], size: int) -> Verdict:
-    """What the types and sizes in a list say, in a batch of `size` samples; "samples" also for a list of them that has
-    another length, which is then an error."""
+    """What types and sizes say about a list, in a batch of `size` samples. Also "samples" for a list of samples of
+    another length, which is an error later."""
     if not sequence:
         return "parts"
     if has_records(sequence) or all(map(is_scalar, leaves(sequence))):
@@ -85,7 +85,7 @@ def _is_record(entry: Any) -> bool:
 
 
 def _alike(sequence: Sequence[Any]) -> bool:
-    """Whether entries may be samples of one kind. Parts, as images and their labels, often differ in type or axes."""
+    """Whether the entries may be samples of one kind. Parts (images, labels) often differ in type or axes."""
 
     def kind(entry: Any) -> Any:
         return (type(entry), entry.dtype, entry.ndim) if is_sized(entry) else _is_list(entry)
@@ -94,7 +94,7 @@ def _alike(sequence: Sequence[Any]) -> bool:
 
 
 def direct_length(tree: Any) -> int | None:
-    """The length of the first tensor or array that is not in a list: its first axis is certain."""
+    """The length of the first tensor or array outside any list: its first axis is certainly the batch."""
     sizes = (len(part) for part in _outside_lists(tree) if is_sized(part) and part.ndim > 0)
     return next(sizes, None)
 
@@ -112,8 +112,8 @@ def counted_length(tree: Any) -> int | None:
 
 
 def _outside_lists(tree: Any) -> Iterator[Any]:
-    """What a structure is made of, where lists and tuples are not looked into: mappings and other records have one
-    field for each thing, so there is only one way to read them."""
+    """The parts of a structure, without looking into lists and tuples. Mappings and other records have one field for
+    each thing, so there is only one way to read them."""
     entries: Any = None
     if isinstance(tree, Mapping):
         entries = tree.values()
@@ -142,7 +142,7 @@ def field_names(obj: Any) -> list[str]:
 
 
 def is_scalar(obj: Any) -> bool:
-    """Whether this is one plain value: a number, a word, None."""
+    """Whether this is one plain value: a number, a string, None."""
     if is_sized(obj):
         return obj.ndim == 0
     numpy = sys.modules.get("numpy")
@@ -150,7 +150,7 @@ def is_scalar(obj: Any) -> bool:
 
 
 def is_plain(obj: Any) -> bool:
-    """Whether this is a number, a word or None, and no tensor or array."""
+    """Whether this is a number, a string or None, and not a tensor or array."""
     return not is_sized(obj) and is_scalar(obj)
 
 

@@ -18,8 +18,8 @@ def memory_order(t: Tensor) -> tuple[int, ...] | None:
 def take(t: Tensor, indices: Tensor, dim: int = 0) -> Tensor:
     """`t.index_select(dim, indices)`, but channels_last stays channels_last.
 
-    index_select copies whole rows, which on a CPU is two to three times faster than `t[indices]`, but always
-    returns a contiguous tensor; so it is asked for the view of `t` that is contiguous.
+    index_select copies whole rows, which on a CPU is two to three times faster than `t[indices]`, but always returns
+    a contiguous tensor. So it is applied to the permuted view of `t` that is contiguous.
     """
     order = memory_order(t)
     if order is None:

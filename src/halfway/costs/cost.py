@@ -29,7 +29,8 @@ class Cost:
     """Cost relative to full training (1.0 is training on all samples).
 
     shallow_share: F/T, the shallow forward relative to a whole training step of one sample.
-    step: one step in which samples are pruned. run: a whole run, with the epochs in which none are.
+    step: one step in which samples are pruned.
+    run: a whole run, including the epochs in which none are.
     """
 
     shallow_share: float
@@ -57,8 +58,8 @@ def cost(
     Args:
         model: any module; wrappers (DDP, torch.compile) are looked through.
         at: the cut, a submodule or its name.
-        prune_ratio: p, in [0, 1), taken as it is. (A batch prunes a whole number of samples: `stats` tells the
-            effective ratio of a training.)
+        prune_ratio: p, in [0, 1), used as it is. (A batch prunes a whole number of samples; `stats` has the effective
+            ratio of a training.)
         *example: the model's positional inputs, batch first; or one dict, its keyword inputs. One or two samples do.
         schedule: when samples are pruned; None: always.
         length: of the run, in the schedule's unit.
@@ -110,7 +111,7 @@ def run_metered(model: nn.Module, example: tuple[Any, ...], mode: TorchDispatchM
     with sandbox(Footprint(root), guard, tensors[0].device, audited=True), contextlib.ExitStack() as stack:
         if compiled:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        # With grad, so that it shows what needs one.
+        # With grad enabled, so that it shows which tensors need a gradient.
         stack.enter_context(torch.enable_grad())
         stack.enter_context(graph)
         stack.enter_context(guard)  # below `mode`, which then does not see the guard's own copying

@@ -26,10 +26,12 @@ RATIOS = (0.3, 0.5, 0.7)
 class Layer:
     """A place to cut.
 
-    name: what to pass as `at`. type: of the module.
+    name: what to pass as `at`.
+    type: of the module.
     output_shape: of one sample, without the batch axis.
-    shallow_share: F/T. pruned_share: the part of a run in which samples are pruned.
-    stage: which one of timm's stages this is, as its index and resolution ("1 (1/4)"); "" if none.
+    shallow_share: F/T.
+    pruned_share: the part of a run in which samples are pruned.
+    stage: index and resolution of this stage of a timm model ("1 (1/4)"); "" if it is none.
     """
 
     name: str
@@ -94,12 +96,12 @@ class Layers(Sequence[Layer]):
 
 
 def layers(model: nn.Module, *example: Any, schedule: Schedule | None = None, length: int | None = None) -> Layers:
-    """Every sensible cut of a model with what it would cost. `print` it for a table.
+    """Every sensible cut of a model and its cost. `print` it for a table.
 
-    A sensible cut runs exactly once per forward pass, returns one floating point tensor with the batch first, leads to
-    the model's output (of several the one that took the most FLOPs: auxiliary heads are no place to cut) without being
-    it, and does not lie within a branch of a block (a residual connection leads around it). Of several with equal cost
-    the outermost stands for all; a stage of a timm model always stands for itself.
+    A sensible cut runs exactly once per forward pass and returns one floating point tensor with the batch first. It
+    leads to the model's output without being it (of several outputs the one that took the most FLOPs, so auxiliary
+    heads are no place to cut). It does not lie within a branch of a block, where a residual connection leads around it.
+    Of several cuts with equal cost the outermost is listed; stages of a timm model are always listed.
 
     One forward pass is counted, in the mode (train or eval) the model is in, and leaves no trace. On the meta device
     (model and example) it takes no memory and next to no time; attention is not fused there, so its backward pass
@@ -125,8 +127,8 @@ def layers(model: nn.Module, *example: Any, schedule: Schedule | None = None, le
 def _stages(root: nn.Module) -> dict[str, str]:
     """timm's stages by module name, of this model or of one within it, as they are shown.
 
-    Read from the attribute `feature_info`. Other libraries may mean something else by it: what does not look like
-    timm's is passed over.
+    Read from the attribute `feature_info`, which other libraries may use for something else: anything that does not
+    look like timm's is ignored.
     """
     found: dict[str, str] = {}
     for prefix, module in root.named_modules():
@@ -148,10 +150,14 @@ def _stages(root: nn.Module) -> dict[str, str]:
 class _Exit:
     """The end of a module's call.
 
-    shape: of its output, () if that is no place to cut. memory: the storages of its output.
-    flops: of the forward pass so far. inside: of this call alone. clock: operations so far. made: the operation that
-    made its output, 0 if that is an input, -1 if it does not depend on the batch.
-    around: the modules it was called in. bypassed_in: the innermost ones in which something else was handed past it.
+    shape: of its output; () if that is no place to cut.
+    memory: the storages of its output.
+    flops: of the forward pass so far.
+    inside: FLOPs of this call alone.
+    clock: operations so far.
+    made: the operation that made its output; 0 if that is an input, -1 if it does not depend on the batch.
+    around: the modules it was called in.
+    bypassed_in: the innermost of these in which another tensor went around it.
     """
 
     name: str
@@ -176,12 +182,13 @@ class _Frame:
 
 
 class _Survey(Meter):
-    """Meters a forward pass and notes where each module ended, and what was handed past it.
+    """Meters a forward pass and notes where each module ended, and which tensors went around it.
 
-    To see the latter, it follows all tensors that depend on the batch: an operation within a module M that reads one
-    which is older than the end of some part of M, and is not that part's output, goes around that part.
+    To find those, it follows all tensors that depend on the batch: if an operation within a module M reads a tensor
+    that is older than the end of some part of M and is not that part's output, the tensor went around that part.
 
-    What a tensor depends on is a set of operations, as the bits of a number: bit i for the i-th, bit 0 for the inputs.
+    What a tensor depends on is a set of operations, stored as the bits of a number: bit i for the i-th operation, bit 0
+    for the inputs.
     """
 
     def __init__(self, root: nn.Module, size: int, inputs: Any) -> None:
@@ -194,7 +201,7 @@ class _Survey(Meter):
         self._root = root
         self._sources = {_storage(t): 1 for t in _tensors(inputs)}
         self._spent = [0.0]  # by operation
-        self._main = 0  # what the output depends on, of several the one that took the most
+        self._main = 0  # what the output depends on; of several outputs the one that took the most FLOPs
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -250,7 +257,7 @@ class _Survey(Meter):
         for storage in map(_storage, _tensors(out)):
             if storage in read and not writes:
                 continue  # a view
-            self._sources.pop(storage, None)  # a freed tensor's, whose place this one took
+            self._sources.pop(storage, None)  # left by a freed tensor whose memory this one took
             if read:
                 self._sources[storage] = sources
         return out
@@ -267,17 +274,17 @@ class _Survey(Meter):
                 ended.bypassed_in.add(self._open[depth].module)
 
     def sensible(self, stages: Container[str]) -> list[_Exit]:
-        """The cuts worth showing; `stages`: names that are, if they can be cut at."""
+        """The cuts worth showing. `stages`: names to show even if the module is a bare operation."""
         calls = Counter(e.module for e in self._exits)
         # A connection within a block rules out what it leads around. One within most of the model (U-Net) does not.
         large = {e.module for e in self._exits if e.inside >= self.forward / 2}
         blocks = {type(m) for e in self._exits for m in e.bypassed_in - large}
-        # An output that does not depend on the batch, as far as can be seen, tells nothing: then all lead to it.
+        # If the output does not seem to depend on the batch, every cut counts as leading to it.
         main = self._main or (1 << self._clock + 1) - 1
         end = max((i for i, flops in enumerate(self._spent) if flops and main >> i & 1), default=0)
         at_cost: dict[float, list[_Exit]] = {}
         for e in self._exits:
-            # Also in a block of the same kind that happens to have no such connection, as where the resolution falls.
+            # Also in blocks of the same kind that happen to have no such connection (where the resolution falls).
             branch = any(type(m) in blocks for m in e.around if m not in large)
             onward = e.made >= 0 and main >> e.made & 1 and e.clock < end
             shown = e.name in stages or not _is_trivial(e.module)
@@ -292,11 +299,11 @@ class _Survey(Meter):
 def _to_show(same: list[_Exit], stages: Container[str]) -> list[_Exit]:
     """Which of several cuts with equal cost to show: the outermost, and the stages.
 
-    A stage takes the outermost's place where it shows the same features (`stages.3`, the last one in `stages`), and
-    stands beside it where it does not (`act1`, before the pooling of `maxpool`).
+    A stage replaces the outermost if it has the same features (`stages.3`, the last one in `stages`), and is shown
+    beside it if not (`act1`, before the pooling of `maxpool`).
     """
     usual = [e for e in same if not _is_trivial(e.module)]
-    # A block rather than a bare operation; the last, which has the activation behind it.
+    # A block rather than a bare operation; of several the last, which includes the activation.
     outermost = min(reversed(usual), key=lambda e: (e.name.count("."), not any(e.module.children())), default=None)
     shapes = {e.shape for e in same if e.name in stages}
     return [e for e in same if e.name in stages or (e is outermost and e.shape not in shapes)]

@@ -1,4 +1,4 @@
-"""What is learned during a training, and is the same on all ranks: the density, what is known of each sample.
+"""What is learned during training and is the same on all ranks: the density, and what is known about each sample.
 
-Begin with `estimator`. It and `sample_memory` are held by selectors and samplers; `ranks` is how processes agree.
+Begin with `estimator`. Selectors and samplers hold it and `sample_memory`; through `ranks` the processes agree.
 """

@@ -19,10 +19,10 @@ from .ranks import ALONE, PendingSum, Ranks
 
 
 class DensityEstimator(nn.Module):
-    """How common is a representation among the samples retained so far?
+    """Estimates how common a representation is among the samples retained so far.
 
-    The first `num_centroids` representations it sees become the centroids, each standing for one sample; from then
-    on centroids move with the samples assigned to them. Counts are int64: float32 stops counting at 16.7 million.
+    The first `num_centroids` representations it sees become the centroids, each standing for one sample. From then on
+    centroids move with the samples assigned to them. Counts are int64: float32 stops counting at 16.7 million.
 
     Args:
         num_centroids: C, kernels in the mixture.
@@ -68,17 +68,18 @@ class DensityEstimator(nn.Module):
         self.update_rule = update_rule
         self.kernel_weights = kernel_weights
         self.beta = beta
-        # Where the samples are is known later; a default device, as in `with torch.device("meta")`, is not it.
+        # On the CPU until the first samples show their device; a default device (`with torch.device("meta")`) may be
+        # another one.
         self.register_buffer("centroids", torch.zeros(num_centroids, dim, device="cpu"))
         self.register_buffer("counts", torch.zeros(num_centroids, dtype=torch.int64, device="cpu"))
         self.refused = StickyFlag()
         self._pending: PendingSum | None = None
-        # Known on the host, so that a step never has to ask the device how far the filling has come.
+        # Counted on the host, so that no step has to ask the device how many centroids are filled.
         self._filled = 0
 
     @property
     def ready(self) -> bool:
-        """Whether all centroids are filled: before that there is no density to speak of."""
+        """Whether all centroids are filled; until then there is no density."""
         return self._filled == self.num_centroids
 
     @torch.no_grad()
@@ -103,7 +104,7 @@ class DensityEstimator(nn.Module):
             x: (S, D); S may be 0.
             ranks: learn from the samples of all ranks. Each must call this at every step, and all end up with the same
                 state, bit for bit. (The samples that are left over when the last centroids are filled are not used.)
-                If they defer, nobody waits now; `settle` does, at the latest when the state is needed.
+                If `ranks.defer` is set, this returns at once, and `settle` waits when the state is needed.
         """
         self._check(x)
         self.settle()
@@ -119,11 +120,11 @@ class DensityEstimator(nn.Module):
             self.settle()
 
     def send_nothing(self, ranks: Ranks) -> None:
-        """Takes the place of `update` on a rank that has no batches left."""
+        """Called instead of `update` on a rank that has no batches left."""
         self.update(self.centroids[:0], ranks)
 
     def settle(self) -> None:
-        """Wait for what the ranks have sent each other, and learn from it."""
+        """Wait for the sum over ranks, and learn from it."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._learn_from(pending.wait())
@@ -133,7 +134,7 @@ class DensityEstimator(nn.Module):
         if self.ready:
             self._receive(total[:, :-1], total[:, -1].to(torch.int64))
         else:
-            # Sample by sample in turn over the ranks, so that each gives its share of the centroids.
+            # One sample of each rank in turn, so that every rank supplies its share of the centroids.
             rows = total.transpose(0, 1).flatten(0, 1)
             self._fill(rows[rows[:, -1] == 1, :-1], int(total.isfinite().all()))
 
@@ -160,8 +161,8 @@ class DensityEstimator(nn.Module):
         self.refused.note(finite.logical_not())
 
     def _fill(self, x: Tensor, finite: int) -> Tensor:
-        """Take the missing centroids from the front of x; the rest is returned. The one place that reads a value
-        back to the host, and only until the centroids are complete: a centroid must never start as NaN."""
+        """Take the missing centroids from the front of x and return the rest. Only here is a value read back to the
+        host, and only until the centroids are complete: a centroid must never start as NaN."""
         if not finite:
             self.refused.note(torch.ones((), dtype=torch.bool, device=x.device))
             return x[:0]

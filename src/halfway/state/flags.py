@@ -1,4 +1,4 @@
-"""What went wrong on the device: noted there in the step, asked for when the host waits anyway."""
+"""Errors found on the device: noted there during the step, read when the host waits anyway."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class StickyFlag:
         self._noted: Tensor | None = None
 
     def note(self, found: Tensor) -> None:
-        """Note () bool, wherever it lives."""
+        """Note a () bool on any device."""
         self._noted = found if self._noted is None else self._noted.to(found.device) | found
 
     def take(self) -> bool:
-        """Whether anything was noted since the last time. Waits for the device."""
+        """Whether anything true was noted since the last call. Waits for the device."""
         noted, self._noted = self._noted, None
         return noted is not None and bool(noted)

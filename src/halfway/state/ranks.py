@@ -1,8 +1,8 @@
 """The processes that train together, as the blocker sees them.
 
-Every rank chooses among its own samples, but what they teach the selector is summed over all of them, one small
-all-reduce per step, so that its state is the same everywhere. The sum travels in a process group of our own, with a
-time-out of its own: a rank that stops calling the blocker is an error that names it, not a hang.
+Every rank chooses among its own samples, but what the selector learns is summed over all ranks, in one small all-reduce
+per step, so that its state is the same everywhere. The sum runs in a separate process group with its own time-out: a
+rank that stops calling the blocker causes an error that names it, not a hang.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-# After so many seconds of waiting a rank tells the others that it waits, so that the missing ones can be named.
+# After this many seconds of waiting a rank announces that it waits, so that the missing ranks can be named.
 _PATIENCE = 2.0
 
 
 class LostRank(RuntimeError):
-    """Another process does not take part any more."""
+    """Another process no longer takes part."""
 
 
 class Sender(Protocol):
-    """What a rank keeps in common with the others by one sum per step."""
+    """Something that one sum per step keeps the same on all ranks."""
 
     def send_nothing(self, ranks: Ranks) -> None:
-        """Take part in the sum of a step for which this rank has no batch."""
+        """Take part in the sum of a step although this rank has no batch."""
 
 
 class PendingSum:
-    """A sum over ranks that is under way."""
+    """A sum over ranks that has been started."""
 
     def __init__(self, ranks: Ranks, value: Tensor, work: Any, occasion: str) -> None:
         self._ranks = ranks
@@ -49,16 +49,16 @@ class Ranks:
     """This process and its peers; alone, if torch.distributed is not in use.
 
     Args:
-        process_group: of the processes that train one model together; None: all of them.
+        process_group: of the processes that train one model together; None: all processes.
         timeout: seconds to wait for the others.
-        owner: who talks to its like in the other processes, and
-        call: what starts a message of its, for errors.
+        owner: class name of the object that needs the ranks, for error messages.
+        call: what every rank must do in each step, for the error about one that did not.
 
     Attributes:
         rank, size: in that group.
-        group: the one that was passed.
-        defer: whether to wait for sums only when they are needed. So it must be while ranks may run out of batches: one
-            that has takes part in our sum only after it has taken part in DDP's backward pass.
+        group: the group that was passed.
+        defer: whether to wait for sums only when they are needed. Required while ranks may run out of batches (`Join`):
+            such a rank joins our sum only after it has joined DDP's backward pass.
     """
 
     def __init__(
@@ -108,39 +108,39 @@ class Ranks:
             )
 
     def sum(self, value: Tensor, sender: Sender | None = None) -> PendingSum:
-        """Begin to sum `value` over all ranks, in place. All of them must call this, in the same order.
+        """Start to sum `value` over all ranks, in place. All ranks must call this, in the same order.
 
         Args:
             value: this rank's part.
-            sender: what sends a sum in every step; None for a sum that comes once.
+            sender: the object, if it sends a sum in every step; None for a sum that is sent once.
         """
         self._sums += 1
         if sender is not None:
             self._senders.setdefault(id(sender), sender)
-        occasion = f"{self._call} for the {self._sums}. time"
+        occasion = f"{self._call} (call {self._sums})"
         try:
             return PendingSum(self, value, dist.all_reduce(value, group=self._own, async_op=True), occasion)
         except RuntimeError as error:
             raise self._lost(occasion) from error
 
     def send_nothing(self) -> bool:
-        """Takes the place of a step on a rank that has no batches left: the others would wait for its part of the sums.
-        All that has sent something sends nothing, in the order in which it first sent.
+        """Called instead of a step on a rank that has no batches left, because the others wait for its part of the
+        sums: every sender sends an empty part, in the order in which the senders first sent.
 
         Returns:
-            whether there is anything that sends.
+            whether there is any sender.
         """
         for sender in self._senders.values():
             sender.send_nothing(self)
         return bool(self._senders)
 
     def forget_senders(self) -> None:
-        """Another state was loaded: what sent before may have been replaced."""
+        """Call this when a state was loaded: it may have replaced the objects that sent before."""
         self._senders.clear()
 
     def wait_for(self, work: Any, occasion: str, on_host: bool) -> None:
-        """Wait for a collective. Where the host waits (not on CUDA, whose own watchdog keeps the time), a rank that
-        does not come is named."""
+        """Wait for a collective. Where the host waits, the error names the ranks that do not come. On CUDA the host
+        does not wait, and NCCL's watchdog keeps the time."""
         try:
             if on_host and not self._comes(work, min(_PATIENCE, self.timeout / 2)):
                 self._announce(occasion)
@@ -149,7 +149,7 @@ class Ranks:
             raise self._lost(occasion) from error
 
     def close(self) -> None:
-        """Give the process group back."""
+        """Destroy the process group."""
         own, self._own = self._own, None
         if own is not None and dist.is_initialized():
             dist.destroy_process_group(own)

@@ -1,7 +1,7 @@
 """What is known about each sample of the data set, by its id: a last loss, last features, how long it has waited.
 
-One tensor with a row per sample. What one rank writes arrives on all of them (one small sum per write), so that the
-memory is the same everywhere and any rank may meet any sample in the next epoch.
+One tensor with a row per sample. What one rank writes reaches all ranks (one small sum per write), so the memory is the
+same everywhere, and any rank may get any sample in the next epoch.
 
 Shape suffixes: N samples of the data set, B of a batch, W values per sample, R ranks.
 """
@@ -17,7 +17,7 @@ from ..settings import plain_settings
 from .flags import StickyFlag
 from .ranks import ALONE, PendingSum, Ranks
 
-# A memory does not grow beyond so many samples: such ids are hashes, not positions.
+# A memory does not grow beyond this many samples: larger ids are hashes, not positions.
 _MOST = 2**31
 
 
@@ -28,7 +28,7 @@ class SampleMemory:
         width: W.
         num_samples: N, ids are 0..N-1. None lets the memory grow with the ids it meets; ids on an accelerator then
             cost a wait for the device at every step, so pass ids on the CPU, or N.
-        unknown: what stands for a sample nobody has written yet.
+        unknown: the value of samples that have not been written yet.
     """
 
     @plain_settings
@@ -48,19 +48,19 @@ class SampleMemory:
 
     @property
     def values(self) -> Tensor:
-        """(N, W): everything, with what has arrived so far."""
+        """(N, W): all rows, including what other ranks have sent."""
         self.settle()
         return self._values_NW
 
     def read(self, ids: Tensor, device: torch.device | None = None) -> Tensor:
-        """(B,) ids to (B, W), on `device` (that of the ids, if it is not said)."""
+        """The rows (B, W) of `ids` (B,), on `device` (default: the device of the ids)."""
         self.settle()
         device = device or ids.device
         if self._values_NW.device != device:
             self._values_NW = self._values_NW.to(device)
         if self.num_samples is not None:
             return self._values_NW.index_select(0, self._rows(ids))
-        # Reading does not make the memory grow: every rank reads other ids, and all must stay of the same size.
+        # Reading does not grow the memory: ranks read different ids, and their memories must keep the same size.
         if not len(self):
             return self._values_NW.new_full((len(ids), self.width), self.unknown)
         beyond_B1 = (ids >= len(self)).to(device, non_blocking=True).unsqueeze(1)
@@ -70,13 +70,13 @@ class SampleMemory:
     def write(self, ids: Tensor, values: Tensor, ranks: Ranks = ALONE, batch_size: int = 0) -> None:
         """Replace the rows of `ids` (B,) by `values` (B, W) or (B,), on all ranks; each must call this equally often.
 
-        Of an id that occurs twice the later row counts, and of two ranks the higher one. What is not finite is written
-        as unknown. With several ranks nobody waits now, but for the first time; `settle` does, when the memory is
-        needed.
+        If an id occurs twice, the later row counts; if on two ranks, that of the higher rank. Values that are not
+        finite are written as unknown. With several ranks only the first call waits for the others; after that
+        `settle` waits when the memory is needed.
 
         Args:
             batch_size: the size of the batch the ids were chosen from. Messages between ranks have room for the largest
-                first batch of any of them. Later ones may be smaller; larger ones must come on all ranks at once.
+                first batch of any rank. Later batches may be smaller; larger ones must come on all ranks at once.
         """
         self.settle()
         _check_type(ids)
@@ -89,7 +89,7 @@ class SampleMemory:
                 self._put(self._rows(ids, grow=True), values)
             return
         self._make_room(max(len(ids), batch_size), ranks, values.device)
-        # float64: exact for ids and values alike. The first column marks the rows that are in use.
+        # float64 is exact for ids and values alike. The first column marks the rows that are in use.
         offer = values.new_zeros(ranks.size, self._room, self.width + 2, dtype=torch.float64)
         offer[ranks.rank, : len(ids), 0] = 1
         offer[ranks.rank, : len(ids), 1] = ids.to(offer)
@@ -97,7 +97,7 @@ class SampleMemory:
         self._pending = ranks.sum(offer, self)
 
     def send_nothing(self, ranks: Ranks) -> None:
-        """Takes the place of `write` on a rank that has no batches left."""
+        """Called instead of `write` on a rank that has no batches left."""
         self.write(torch.zeros(0, dtype=torch.int64, device="cpu"), self._values_NW[:0], ranks)
 
     def _make_room(self, size: int, ranks: Ranks, device: torch.device) -> None:
@@ -108,13 +108,13 @@ class SampleMemory:
         self._room = max(self._room, size)
 
     def settle(self) -> None:
-        """Wait for what the ranks have sent each other, and take it over."""
+        """Wait for what the ranks have sent each other, and store it."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
         rows = pending.wait().flatten(0, 1)
-        # Unused rows repeat the last one in use (any other might be out of date): no shape depends on data. If there is
-        # none, they write what is there already.
+        # So that no shape depends on data, unused rows repeat the last one in use (any other might be out of date). If
+        # none is in use, they write what is there already.
         used, ids = rows[:, 0] == 1, rows[:, 1].to(torch.int64)
         position = torch.arange(len(rows), device=rows.device)
         place = torch.where(used, position, torch.where(used, position, 0).argmax())
@@ -123,13 +123,13 @@ class SampleMemory:
         self._put(known, torch.where(used.any(), values, self._values_NW.index_select(0, known)))
 
     def _put(self, rows: Tensor, values: Tensor) -> None:
-        # Where an id occurs twice all its rows write the value of the last: a scatter has no order on a GPU.
+        # If an id occurs twice, all its rows write the value of the last one: a scatter has no order on a GPU.
         sorted_rows, order = rows.sort(stable=True)
         last = order[torch.searchsorted(sorted_rows, rows, right=True) - 1]
         self._values_NW.index_copy_(0, rows, values.index_select(0, last))
 
     def _rows(self, ids: Tensor, grow: bool = False) -> Tensor:
-        """The ids as row numbers on the memory's device; the memory grows for them if it may."""
+        """The ids as row numbers on the memory's device; with `grow` the memory grows to hold them, if it may."""
         _check_type(ids)
         if grow and self.num_samples is None and len(ids):
             self._grow(int(ids.max()) + 1)
@@ -165,7 +165,7 @@ class SampleMemory:
             self._values_NW = torch.cat([self._values_NW, self._values_NW.new_full((more, self.width), self.unknown)])
 
     def state_dict(self) -> dict[str, Any]:
-        """One tensor, the same on all ranks."""
+        """{"values": one tensor}, the same on all ranks."""
         return {"values": self.values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class SampleMemory:
         self._pending = None
 
     def checked(self, state: dict[str, Any]) -> Tensor:
-        """(N, W) float32, the values in a state; an error if it is not one of this memory."""
+        """The values (N, W) float32 in a state; an error if it does not fit this memory."""
         values = state.get("values") if isinstance(state, dict) else None
         if not isinstance(values, Tensor) or values.ndim != 2 or values.shape[1] != self.width:
             raise ValueError(f"a sample memory's state is a tensor 'values' of {self.width} numbers per sample")
