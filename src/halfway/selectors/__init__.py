@@ -1,7 +1,7 @@
 """Selectors by name: they decide within the batch. A new one is a file beside this one and a line in `SELECTORS`.
 
-`base` says what a selector is, and is the place to begin reading; `tools` has what several of them use, and no
-selector. `earlier` reads states and settings of earlier versions.
+Begin with `base`, which defines what a selector is. `tools` has what several of them share; `earlier` reads states and
+settings of earlier versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Unbiased thinning of near-twins at the cut: of samples that resemble each other one stays, drawn at random."""
+"""Unbiased thinning of near-twins at the cut: of samples that resemble each other, one stays, drawn at random."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .tools.pivotal import distances, pivotal, standardised
 class Balanced(Selector):
     """Spatially balanced sampling: every sample stays with the same probability 1 - p, but near neighbours compete.
 
-    What: the local pivotal method (`selectors/tools/pivotal.py`). Two samples that are each other's nearest play for
-        which of them stays, the loser's chance goes to the winner, and so on. Of two near-twins exactly one stays at
-        p = 0.5, drawn at random, and any region of the features, any class, gives its share to within a sample or so.
-        Distances are Euclidean between standardised features, those of the cut pooled to a `grid` x `grid` map; with
-        known classes only the same class competes, as long as it can. No importance, no bias: the mean loss of the
-        retained samples estimates that of the batch, with less variance than random ones.
+    What: the local pivotal method (`selectors/tools/pivotal.py`). Two samples that are each other's nearest neighbour
+        compete to stay, the loser's chance goes to the winner, and so on. At p = 0.5 exactly one of two near-twins
+        stays, drawn at random, and any region of the features, any class, keeps its share to within a sample or so.
+        Distances are Euclidean between standardised features of the cut, pooled to a `grid` x `grid` map. With known
+        classes, samples compete within their class as long as they can. No importance, no bias: the mean loss of the
+        retained samples estimates that of the batch, with less variance than that of random ones.
     Source: Grafström, Lundström & Schelin, "Spatially Balanced Sampling through the Pivotal Method", Biometrics 2012.
         Its use for training is ours; measured at toy scale only.
-    Cost: the shallow layers of all samples, as `Density`. Then O(B^2 (D + log B)) for the choice, which is little up to
-        batches of some hundreds.
-    Caveats: without targets, or with ones that are no classes (masks), it has not been better than random. The last
+    Cost: the shallow layers of all samples, like `Density`. Then O(B^2 (D + log B)) for the choice, which is little for
+        batches of up to some hundreds.
+    Caveats: without targets, or with targets that are not classes (masks), it has not been better than random. The last
         known loss is one coordinate among many.
 
     Args:
         grid: side of the map that images are pooled to; tokens and sequences are averaged.
-        use_loss: take the last known loss of each sample as one more coordinate, if there are ids and
+        use_loss: use the last known loss of each sample as one more coordinate, if there are ids and
             `blocker.observe(losses)` reports losses.
         num_samples: size of the data set, see `SampleMemory`.
         channel_dim: axis of the features that holds the channels; None works it out from the layer.
@@ -72,7 +72,7 @@ class Balanced(Selector):
         x_BD = grid_means(features, self._channels.axis_of(features), self.grid)
         known_B = x_BD.isfinite().all(1)
         self._not_finite.note(~known_B.all())
-        # Without waiting for the device: a step with a value that is not finite prunes at random.
+        # A step with a value that is not finite prunes at random; finding out does not wait for the device.
         d_BB = torch.where(known_B.all(), distances_of(candidates, x_BD, known_B, self._losses), 0.0)
         return Selection(pivotal(d_BB, count, candidates.generator))
 
@@ -87,12 +87,13 @@ class Balanced(Selector):
 
 
 def distances_of(candidates: Candidates, x_BD: Tensor, known_B: Tensor, losses: LastLosses | None) -> Tensor:
-    """(B, B) between samples: standardised features, the last known loss as one more, classes far apart.
+    """(B, B) distances between samples: of standardised features, with the last known loss as one more coordinate, and
+    classes far apart.
 
     Args:
         x_BD: features.
-        known_B: in which rows they are known; the others count as average.
-        losses: last known ones, of which no notice is taken without ids.
+        known_B: the rows in which they are known; the others count as average.
+        losses: the last known losses, ignored without ids.
     """
     x_BD = standardised(x_BD, known_B)
     if losses is not None and candidates.ids is not None:
@@ -102,8 +103,8 @@ def distances_of(candidates: Candidates, x_BD: Tensor, known_B: Tensor, losses: 
 
 
 def grid_means(features: Tensor, channel_dim: int, grid: int) -> Tensor:
-    """(B, D) float32 or better: images (B, C, H, W) or (B, H, W, C), and volumes, as averages over a coarse grid, with
-    at most `grid` cells along each axis; sequences and tokens as averages over all positions; vectors as they are."""
+    """(B, D) float32 or better: images (B, C, H, W) or (B, H, W, C) and volumes averaged over a coarse grid of at most
+    `grid` cells along each axis; sequences and tokens averaged over all positions; vectors as they are."""
     if features.ndim < 2:
         raise ValueError(f"features need a batch axis and a channel axis, got shape {tuple(features.shape)}")
     x = features.to(torch.promote_types(features.dtype, torch.float32)).movedim(channel_dim, 1)
@@ -119,7 +120,7 @@ def grid_means(features: Tensor, channel_dim: int, grid: int) -> Tensor:
 
 def classes_of(targets: Any, size: int, device: torch.device) -> Tensor | None:
     """(B,) the class of each sample: integer labels (B,), or the largest of probabilities (B, C). None for other
-    targets (masks, regression); all the same for numbers (B, C) that turn out on the device not to be probabilities."""
+    targets (masks, regression). If numbers (B, C) turn out not to be probabilities, all samples get one class."""
     if not isinstance(targets, Tensor) or targets.ndim not in (1, 2) or len(targets) != size:
         return None
     if targets.ndim == 1:

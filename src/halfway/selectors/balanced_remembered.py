@@ -19,27 +19,27 @@ from .tools.last_layer import last_linear
 from .tools.last_losses import LastLosses
 from .tools.pivotal import pivotal
 
-# Of the projection, which must be the same on all ranks and after a restart.
+# Seed of the projection, which must be the same on all ranks and after a restart.
 _PROJECTION_SEED = 2012
 
 
 class BalancedRemembered(Selector):
-    """Spatially balanced sampling, as `Balanced`, by the features that each sample had when it was last trained on.
+    """Spatially balanced sampling like `Balanced`, but on the features each sample had when it was last trained on.
 
-    What: what entered the model's last linear layer, or the layer `module`, is averaged over positions, projected at
+    What: the input of the model's last linear layer, or of the layer `module`, is averaged over positions, projected at
         random to at most `dim` dimensions, and remembered for each retained sample. The choice is that of `Balanced`,
-        by the remembered features. A sample of which nothing is remembered counts as average.
+        on the remembered features. A sample without any counts as average.
     Source: Grafström, Lundström & Schelin, "Spatially Balanced Sampling through the Pivotal Method", Biometrics 2012.
-        Its use for training, and by remembered features, is ours; measured at toy scale only.
+        Its use for training, and on remembered features, is ours; measured at toy scale only.
     Cost: 1 - p, nothing is run on pruned samples: no probe, `at=None`. 4 `dim` bytes per sample of the data set. Then
-        O(B^2 (D + log B)) for the choice, which is little up to batches of some hundreds.
-    Caveats: needs ids. The first epoch is random within classes. Without targets, or with ones that are no classes
+        O(B^2 (D + log B)) for the choice, which is little for batches of up to some hundreds.
+    Caveats: needs ids. The first epoch is random within classes. Without targets, or with targets that are not classes
         (masks), it has not been better than random.
 
     Args:
-        dim: random projection to at most so many dimensions.
+        dim: the random projection has at most this many dimensions.
         module: name of the layer whose input is remembered; None: the model's last linear layer.
-        use_loss: take the last known loss of each sample as one more coordinate, if `blocker.observe(losses)` reports
+        use_loss: use the last known loss of each sample as one more coordinate, if `blocker.observe(losses)` reports
             losses.
         num_samples: size of the data set, see `SampleMemory`.
         channel_dim: axis of the layer's input that holds the channels; None works it out from the layer.
@@ -67,7 +67,7 @@ class BalancedRemembered(Selector):
         self.target = target
         self.wants_losses = "optional" if use_loss else "no"
         self._losses = self.remember("losses", LastLosses(num_samples)) if use_loss else None
-        # Always of width `dim`, padded with zeros, which no distance sees: the state has a fixed shape.
+        # Always `dim` wide, so that the state has a fixed shape; padded with zeros, which change no distance.
         self._features = self.remember("features", SampleMemory(dim, num_samples))
         self._width = 0  # of what enters the watched layer; 0: not known yet
         self._projection: Tensor | None = None
@@ -93,7 +93,7 @@ class BalancedRemembered(Selector):
     def note(self, candidates: Candidates, retained: Tensor | None, watched: Tensor) -> None:
         ids = retained_rows(candidates.required_ids.to(watched.device, non_blocking=True), retained)
         x_SD = self._represent(watched, len(ids))
-        # A sample with a value that is not finite is unknown as a whole.
+        # If one value of a sample is not finite, the whole sample counts as unknown.
         finite_S = x_SD.isfinite().all(1)
         self._not_finite.note(~finite_S.all())
         x_SD = torch.where(finite_S.unsqueeze(1), F.pad(x_SD, (0, self.dim - x_SD.shape[1])), float("nan"))
@@ -144,7 +144,7 @@ class BalancedRemembered(Selector):
 
 
 def projection(width: int, dim: int) -> Tensor:
-    """(width, dim) Gaussian, always the same: distances stay what they were, but for a factor of about
-    1 +- 1 / sqrt(2 dim) (Johnson & Lindenstrauss 1984)."""
+    """(width, dim) Gaussian, always the same. Distances change by a factor of about 1 +- 1 / sqrt(2 dim) (Johnson &
+    Lindenstrauss 1984)."""
     generator = torch.Generator("cpu").manual_seed(_PROJECTION_SEED)
     return torch.randn(width, dim, generator=generator, device="cpu", dtype=torch.float32) / dim**0.5

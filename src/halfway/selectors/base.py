@@ -1,12 +1,12 @@
 """What a selector is: something that chooses the samples of a batch that stay.
 
-It says what it needs to see (`needs`), chooses (`select`) and may learn once the choice is made: from the choice
-(`learn`), from the losses the user reports (`observe`), from what passes through a layer (`note`). Everything else,
-from running the shallow layers to cutting the batch, is the blocker's business; settings, state and what several
-processes have to agree on come with the base classes and with `SampleMemory`.
+It declares what it needs to see (`needs`), chooses (`select`), and may learn once the choice is made: from the choice
+(`learn`), from the losses the user reports (`observe`), from the input of a layer (`note`). Everything else, from
+running the shallow layers to cutting the batch, is up to the blocker. Settings, state and agreement between processes
+come with the base classes and with `SampleMemory`.
 
-Where to begin: `Ranking` for a score per sample, `OutputRanking` for one that is computed from the model's outputs,
-`Selector` for rows that are chosen jointly.
+Derive from `Ranking` for a score per sample, from `OutputRanking` for a score computed from the model's outputs, and
+from `Selector` for rows that are chosen jointly.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Candidates:
     generator: this step's randomness, on the device of the batch: a function of (seed, step, rank) alone.
     features: (B, ...) output of the cut layer; None unless `needs` says "features".
     ids: (B,) sample ids, if the user passed them.
-    ranks: the processes that train together, each with samples of its own.
+    ranks: the processes that train together, each with its own samples.
     outputs: what the model returns for all samples, detached; None unless `needs` says "outputs".
-    targets: the part of the batch that holds them, for a selector that looks at targets and a batch that has them.
-    watched: (B, ...) what entered the module that the selector watches; None unless `needs` says "outputs".
+    targets: the part of the batch that holds them; None if there is none or the selector does not use targets.
+    watched: (B, ...) input of the module that the selector watches; None unless `needs` says "outputs".
     """
 
     size: int
@@ -82,16 +82,16 @@ Wish = Literal["no", "optional", "required"]
 
 
 class Selector:
-    """Base class. A subclass sets `name` and `needs` and implements `select`, and, if it learns, one method for each
-    thing that it learns from: `learn`, `observe`, `note`.
+    """Base class. A subclass sets `name` and `needs` and implements `select`. If it learns, it also implements one
+    method for each thing it learns from: `learn`, `observe`, `note`.
 
     Attributes:
         name: what users call it.
         needs: what must have run before the choice. "nothing": the batch is cut before the model runs. "features": the
             shallow layers run on all samples. "outputs": the whole forward pass does, and only the backward is saved.
-            It belongs to the class: what a method costs is known before one is made.
-        wants_ids, wants_targets, wants_losses: whether it looks at them, and whether it can do without. Losses are
-            those of `blocker.observe(losses)`.
+            A class attribute: what a method costs is known without an instance.
+        wants_ids, wants_targets, wants_losses: whether it uses them ("no", "optional", "required"). Losses are those of
+            `blocker.observe(losses)`.
         target: which part of the batch holds the targets: a position or a name; None: the second part, or the first
             of the usual names (labels, target, ...).
     """
@@ -109,13 +109,13 @@ class Selector:
             cls.__init__ = plain_settings(recorded_settings(cls.__init__))  # type: ignore[method-assign]
 
     def bind(self, layer_name: str, layer: nn.Module) -> None:
-        """Told once, by the blocker, where the features will come from."""
+        """Called once by the blocker, with the layer the features will come from."""
 
     def watches(self, root: nn.Module) -> nn.Module | None:
-        """A module of the model whose input this selector wants to see, None for none.
+        """The module of the model whose input this selector wants to see; None for none.
 
-        One that needs outputs finds it in `Candidates.watched`, for all samples. One that needs nothing is shown it in
-        the model's own call, for the retained ones (`note`).
+        A selector that needs outputs finds it in `Candidates.watched`, for all samples. One that needs nothing gets it
+        in `note` during the model's own call, for the retained samples.
         """
         return None
 
@@ -126,32 +126,32 @@ class Selector:
     # ----------------------------------------------------- what it may learn from
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
-        """The choice: called after each training batch with the retained rows (S,), or None when all of them stayed.
+        """Learn from the choice: called after each training batch with the retained rows (S,), None if all stayed.
 
         What is learned must be the same on all of `candidates.ranks`.
         """
 
     def note(self, candidates: Candidates, retained: Tensor | None, watched: Tensor) -> None:
-        """What entered the watched module in the model's call, (S, ...), rows as in `retained`."""
+        """Learn from the input (S, ...) of the watched module in the model's call, rows as in `retained`."""
 
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
-        """The losses (S,) of the retained rows, as the user's `blocker.observe(losses)` reports them."""
+        """Learn from the losses (S,) of the retained rows that the user reports by `blocker.observe(losses)`."""
 
     def remember(self, name: str, memory: _Memory) -> _Memory:
-        """In `__init__`: make a memory part of the state, as `name`, and of `check`. Returns the memory."""
+        """Call this in `__init__`: `memory` becomes part of the state, as `name`, and of `check`. Returns it."""
         self._memories[name] = memory
         return memory
 
     # ------------------------------------------------------- what comes by itself
 
     def config(self) -> dict[str, Any]:
-        """The settings, as plain values: a state is only loaded into the same ones. By default what the constructor was
-        called with; of a function its name."""
+        """The settings as plain values; a state only loads into a selector with the same ones. By default the
+        constructor's arguments, with functions by name."""
         settings: dict[str, Any] = vars(self).get("_settings", {})
         return {name: _named(value) if callable(value) else value for name, value in settings.items()}
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers about the choices so far, for `stats`, as far as they are known. May wait for the device."""
+        """Figures about the choices so far, for `stats`; empty if there are none. May wait for the device."""
         return {}
 
     def check(self) -> None:
@@ -160,21 +160,21 @@ class Selector:
             memory.check()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned, as tensors and plain values. Of always the same shapes, if the number of samples is known:
+        """What was learned, as tensors and plain values. Shapes never change if the number of samples is known, because
         checkpoints are often loaded in place."""
         return {name: memory.values for name, memory in self._memories.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; of a state that does not fit nothing."""
+        """Load what `state_dict` returned. A state that does not fit is an error and changes nothing."""
         mine = sorted(self.state_dict())
         if sorted(state) != mine:
             raise ValueError(f"the state of the selector {self.name!r} has {mine}, this one has {sorted(state)}")
-        for name, memory in self._memories.items():  # as a whole, before anything is taken over
+        for name, memory in self._memories.items():  # check all of them before any is loaded
             memory.checked({"values": state[name]})
         for name, memory in self._memories.items():
             memory.load_state_dict({"values": state[name]})
 
-    @cached_property  # and not made in a constructor, which a subclass may forget to call
+    @cached_property  # not made in the constructor, which a subclass may forget to call
     def _memories(self) -> dict[str, SampleMemory]:
         return {}
 
@@ -182,8 +182,8 @@ class Selector:
 class Ranking(Selector):
     """Retains the samples of the largest importance. A subclass implements `importance`.
 
-    In a step where an importance is not finite all samples are drawn at random, and `check` raises; nothing waits for
-    the device meanwhile.
+    If an importance is not finite, that step draws at random, and the next `check` raises. Nothing waits for the device
+    in between.
     """
 
     def importance(self, candidates: Candidates) -> Tensor:
@@ -218,8 +218,8 @@ class Ranking(Selector):
 class OutputRanking(Ranking):
     """Ranks by something computed from the model's outputs and the targets.
 
-    Such a selector pays the forward pass of all samples: at p pruned a step costs (1 - p) + p F/T with F the *whole*
-    forward, about a third of a training step T. Only the backward pass of the pruned samples is saved.
+    Such a selector pays for the forward pass of all samples: a step that prunes the share p costs (1 - p) + p F/T, with
+    F the *whole* forward, about a third of a training step T. Only the backward pass of the pruned samples is saved.
 
     Args:
         loss_fn: loss_fn(outputs, targets) -> (B,), one loss per sample; None: cross-entropy, in segmentation the mean

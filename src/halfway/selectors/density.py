@@ -25,11 +25,11 @@ class Density(Selector):
         ICCV 2025; where we deviate, and why: docs/method.md.
     Cost: the shallow forward of all samples, (1 - p) + p F/T.
     Caveats: drops the same typical samples in every epoch. In our comparisons so far, all of them small, random pruning
-        did better for less. The more dimensions, the further the log densities of a batch spread, and the more of its
+        did better at a lower cost. The more dimensions, the wider the log densities of a batch spread, and the more
         samples are ranked by the noise alone: at D = 128 and b = 0.001 the density made 0.32 of the choice of an
         untrained ResNet-18 on CIFAR-10 (1: all of it, 0: no more than chance; docs/method.md has the command). At
-        D = 16, as in our tiny recipes, the noise hardly matters: they measure another method.
-        `stats.diagnostics["chosen_by_density"]` tells; `noise_scale="spread"` does not depend on D.
+        D = 16, as in our tiny recipes, the noise hardly matters, so they measure a different method.
+        `stats.diagnostics["chosen_by_density"]` has this share; `noise_scale="spread"` makes it independent of D.
 
     Args:
         num_centroids: N_C, kernels in the mixture.
@@ -70,13 +70,13 @@ class Density(Selector):
         self.dim = dim
         self.noise = noise
         self.noise_scale: NoiseScale = noise_scale
-        # Its width is known when the first features arrive: min(dim, channels). Built here for its checks alone.
+        # Built here only to check the settings: its width, min(dim, channels), is known with the first features.
         DensityEstimator(dim=dim, **self._estimator_settings)
         self.estimator: DensityEstimator | None = None
         self.channel_dim = channel_dim
         self._channels = Channels(channel_dim)
         self._represented: tuple[Candidates, Tensor] | None = None
-        # The share of the choice that is the density's: of this step, and the sum over steps.
+        # The share of the choice that the density made: in this step, and summed over steps.
         self._share: Tensor | None = None
         self._by_density: Tensor | None = None
         self._choices = 0
@@ -93,7 +93,7 @@ class Density(Selector):
             return Selection(functional.retain(chance_B, count), chance_B)
         score_B = self.score(estimator, x_BD)
         importance_B = self.with_noise(score_B, candidates.generator)
-        # Without waiting for the device: a step with a value that is not finite prunes at random.
+        # A step with a value that is not finite prunes at random; finding out does not wait for the device.
         finite = x_BD.isfinite().all()
         importance_B = torch.where(finite, importance_B, chance_B)
         retained_S = functional.retain(importance_B, count)
@@ -101,28 +101,28 @@ class Density(Selector):
         return Selection(retained_S, importance_B)
 
     def score(self, estimator: DensityEstimator, x_BD: Tensor) -> Tensor:
-        """(B,) how important the density alone makes each sample, once all centroids are filled."""
+        """(B,) importance of each sample by density alone, once all centroids are filled."""
         return -estimator.log_density(x_BD)
 
     def with_noise(self, score_B: Tensor, generator: torch.Generator) -> Tensor:
-        """(B,) importance: the scores with their share of randomness."""
+        """(B,) importance: the scores with noise."""
         return functional.importance(-score_B, self.noise, generator, self.noise_scale)
 
     def diagnostics(self) -> dict[str, float]:
-        """chosen_by_density: how much of the choice the density made, and not the noise: the share of the retained
-        samples that are also retained without noise, scaled so that chance is 0 and all of them 1. The mean over the
-        steps in which there was a density, since this selector was made; absent before the first."""
+        """chosen_by_density: how much of the choice was made by the density rather than the noise. It is the share of
+        the retained samples that would also be retained without noise, scaled so that chance gives 0 and full agreement
+        1; the mean over this selector's steps that had a density, absent before the first."""
         if self._by_density is None:
             return {}
         return {"chosen_by_density": float(self._by_density) / self._choices}
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
         share, self._share = self._share, None
-        if share is not None and retained is not None:  # here, because a step that raised before counts for nothing
+        if share is not None and retained is not None:  # here, so that a step that raised does not count
             self._by_density = share if self._by_density is None else self._by_density.to(share) + share
             self._choices += 1
         x_BD = self._represent(candidates)
-        # One row is poisoned together with all others, so that no rank and no step learns from half a batch.
+        # A bad row spoils the whole batch on all ranks, so that no rank and no step learns from half a batch.
         x_BD = torch.where(x_BD.isfinite().all(), x_BD, float("nan"))
         x_SD = x_BD if retained is None else x_BD.index_select(0, retained)
         self._estimator_for(x_BD).update(x_SD, candidates.ranks)
@@ -136,7 +136,8 @@ class Density(Selector):
             raise FloatingPointError(not_finite(self._channels.name))
 
     def state_dict(self) -> dict[str, Any]:
-        """The estimator's, of the same shape before and after it is made: checkpoints are often loaded in place."""
+        """The estimator's state. It has the same shape before the estimator exists, because checkpoints are often
+        loaded in place."""
         C = self._estimator_settings["num_centroids"]
         state: dict[str, Any] = {
             "centroids": torch.zeros(C, self.dim, device="cpu"),
@@ -193,10 +194,10 @@ class Density(Selector):
 
 
 def _in_common(retained_S: Tensor, score_B: Tensor) -> Tensor:
-    """() how much of a choice would have been the same by the scores alone: 1 for all of it, 0 for chance."""
+    """() how much of a choice the scores alone would have made: 1 for all of it, 0 for no more than chance."""
     B, S = len(score_B), len(retained_S)
     if S == B:
         return score_B.new_ones(())
     alone_B = score_B.new_zeros(B).index_fill(0, functional.retain(score_B, S), 1.0)
-    # Of two random choices S/B are in common.
+    # Two random choices have S/B of their samples in common.
     return (alone_B.index_select(0, retained_S).mean() - S / B) / (1 - S / B)

@@ -1,4 +1,4 @@
-"""States and settings of halfway 0.1.0, in which some selectors were modes of others, said in the words of today."""
+"""Translates states and settings of halfway 0.1.0, in which some selectors were modes of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from . import SELECTORS
 
-# By the selector's name then: the setting that switched the mode, and the name that each of its values has today.
+# By the selector's former name: the setting that switched the mode, and today's name of each of its values.
 _MODES: dict[str, tuple[str, dict[str, str]]] = {
     "balanced": ("features", {"cut": "balanced", "remembered": "balanced_remembered"}),
     "loss": ("sampling", {"top": "loss", "rank": "loss_rank"}),
@@ -18,11 +18,11 @@ _MODES: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def settings_today(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A selector's name and settings as they are said today. Those of today stay as they are.
+    """A selector's name and settings in today's terms; current ones are returned unchanged.
 
     Args:
-        name: the selector's.
-        settings: some of its settings, or all of them.
+        name: of the selector.
+        settings: some or all of its settings.
     """
     if name not in _MODES or _MODES[name][0] not in settings:
         return name, dict(settings)
@@ -33,12 +33,12 @@ def settings_today(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[st
 
 
 def sections_today(method: str, sections: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The method of a recipe and its sections of settings as they are said today.
+    """The method of a recipe and its sections of settings in today's terms.
 
-    A mode had a method's name of its own already, but the settings of both stood in one section.
+    Modes already had method names of their own then, but shared one section of settings.
 
     Args:
-        method: the recipe's.
+        method: of the recipe.
         sections: settings by implementation.
     """
     out = {name: dict(section) if isinstance(section, Mapping) else section for name, section in sections.items()}
@@ -60,8 +60,8 @@ def sections_today(method: str, sections: Mapping[str, Any]) -> tuple[str, dict[
 
 
 def config_today(config: Any) -> Any:
-    """The settings in a blocker's state, as JSON: a mode under its own name, and settings that came later with their
-    defaults, which do what was done before. What is no such thing is given back as it is."""
+    """The settings in a blocker's state, as JSON, in today's terms: modes under their own names, and later settings at
+    their defaults, which keep the former behaviour. Anything else is returned unchanged."""
     try:
         found = dict(json.loads(config))
         name = found["selector"]

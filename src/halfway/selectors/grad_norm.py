@@ -19,9 +19,9 @@ class GradNorm(OutputRanking):
         `blocker.last.weights` holds S / (B pi_i): the mean of weights * losses over the retained is an unbiased
         estimate of the mean loss of the whole batch (Horvitz & Thompson 1952), and so is its gradient.
     Source: Katharopoulos & Fleuret, "Not All Samples Are Created Equal: Deep Learning with Importance Sampling", ICML
-        2018. Theirs draws with replacement, from a larger batch drawn for the purpose, and only once a running
-        estimate of the variance says that it pays; ours draws each sample at most once (systematic sampling), from
-        the batch there is, always.
+        2018. They draw with replacement, from a larger batch loaded for the purpose, and only once a running estimate
+        of the variance says that it pays. Here each sample is drawn at most once (systematic sampling), from the batch
+        itself, in every step.
     Cost: the forward pass of all samples, see `OutputRanking`.
     Caveats: without the weights, `(losses * blocker.last.weights).mean()`, this is not importance sampling but a
         preference for large gradients. Steps that prune nothing have `blocker.last` None.
@@ -29,7 +29,7 @@ class GradNorm(OutputRanking):
     Args:
         uniform: share of uniform sampling, in [0, 1]: no weight exceeds 1 / uniform. The bound only holds for the loss
             it was computed from; label smoothing or an auxiliary loss on top gives gradients to samples whose G is 0,
-            and with uniform=0 weights of up to a million to go with them. The default is ours.
+            and with uniform=0 also weights of up to a million. The default is ours.
         loss_fn: loss_fn(logits, targets) -> (B,), differentiable; None: cross-entropy.
         target: see `Selector`.
     """

@@ -1,4 +1,4 @@
-"""The last known loss of each sample, large ones preferred: decided before the model runs, for nothing."""
+"""Prefers samples whose last known loss was large. Decided before the model runs, at no cost."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .tools.draw import gumbel
 from .tools.last_losses import LastLosses
 from .tools.pivotal import standardised
 
-# Log-losses are taken of at least this share of the batch's mean loss: a loss of 0 is small, not infinitely so.
+# Losses are raised to at least this share of the batch's mean before the logarithm, so that 0 is not infinitely small.
 _SMALLEST = 1e-6
 
 
 class LastLoss(Ranking):
-    """Draws samples, and prefers those whose loss was large when they were last trained on.
+    """Draws samples, preferring those whose loss was large when they were last trained on.
 
     What: S are drawn without replacement, one after the other, with probabilities proportional to
-        exp(z_i / temperature), where z is the logarithm of the last loss, standardised over the batch (Gumbel top-k);
-        losses below a millionth of the batch's mean, 0 and negative ones too, count as that. A sample without a known
-        loss counts as average.
+        exp(z_i / temperature), where z is the logarithm of the last loss, standardised over the batch (Gumbel top-k).
+        Losses below a millionth of the batch's mean, including 0 and negative ones, count as that much. A sample
+        without a known loss counts as average.
     Source: ours, after Loshchilov & Hutter, "Online Batch Selection for Faster Training of Neural Networks", 2016.
     Cost: 1 - p, nothing is run on pruned samples. 4 bytes per sample of the data set, and `blocker.observe(losses)`.
     Caveats: prefers outliers and wrong labels. A pruned sample keeps its old loss.
@@ -51,7 +51,8 @@ class LastLoss(Ranking):
 
 
 def known_or_mean(losses_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(B,) losses, NaN where unknown, to: the same with the mean of the known ones there; that mean; (B,) known."""
+    """(B,) losses, NaN where unknown. Returns them with NaN replaced by the mean of the known ones; that mean; and (B,)
+    which are known."""
     known_B = losses_B.isfinite()
     mean = torch.where(known_B, losses_B, 0.0).sum() / known_B.sum().clamp_min(1)
     return torch.where(known_B, losses_B, mean), mean, known_B

@@ -1,4 +1,4 @@
-"""The largest last known losses: decided before the model runs, for nothing."""
+"""Retains the samples with the largest last known losses. Decided before the model runs, at no cost."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from .tools.last_losses import LastLosses
 class LastLossHard(Ranking):
     """Retains the samples whose loss was largest when they were last trained on.
 
-    What: the S largest last losses stay. A sample without a known loss counts as average; equals are drawn at random.
+    What: the S largest last losses stay. A sample without a known loss counts as average; ties are broken at random.
     Source: Loshchilov & Hutter, "Online Batch Selection for Faster Training of Neural Networks", 2016, who rank all
         samples of the data set by it, and draw by rank.
     Cost: 1 - p, nothing is run on pruned samples. 4 bytes per sample of the data set, and `blocker.observe(losses)`.
-    Caveats: prefers outliers and wrong labels. A pruned sample keeps its old loss, so that an easy one may never come
-        back.
+    Caveats: prefers outliers and wrong labels. A pruned sample keeps its old loss, so an easy one may never return.
 
     Args:
         num_samples: size of the data set, see `SampleMemory`.
@@ -40,7 +39,7 @@ class LastLossHard(Ranking):
 
 
 def _without_ties(losses_B: Tensor, generator: torch.Generator) -> Tensor:
-    """(B,) float64: float32 losses in the same order, but equal ones, 0 too, in random order."""
+    """(B,) float64: float32 losses in the same order, with ties (also at 0) broken at random."""
     u_B = torch.rand(len(losses_B), generator=generator, device=losses_B.device, dtype=torch.float64)
     losses_B = losses_B.to(torch.float64)
     # Less than the distance between any two float32 numbers, the smallest ones included.

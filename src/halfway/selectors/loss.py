@@ -1,4 +1,4 @@
-"""Largest training loss first."""
+"""Retains the samples with the largest training loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn by the rank of the training loss."""
+"""Draws samples by the rank of their training loss."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .tools.losses import LossFunction
 
 
 class LossRank(OutputRanking):
-    """Online batch selection: the larger a loss stands among those of the batch, the likelier the sample stays.
+    """Online batch selection: the higher a loss ranks in the batch, the likelier the sample stays.
 
     What: S are drawn without replacement, by rank: p_i proportional to exp(-log(pressure) i / B) for the i-th largest
         loss, i = 0 .. B - 1, so that the largest is `pressure` times as likely as the smallest.
     Source: Loshchilov & Hutter, "Online Batch Selection for Faster Training of Neural Networks", ICLR workshop 2016.
-        Theirs ranks the whole data set by last known losses; ours the batch by its losses.
+        They rank the whole data set by last known losses; here the batch is ranked by its current losses.
     Cost: the forward pass of all samples, see `OutputRanking`.
     Caveats: prefers outliers and wrong labels; the mean of the retained losses is not that of the batch.
 
@@ -41,5 +41,5 @@ class LossRank(OutputRanking):
         losses_B = self.losses(candidates)
         rank_B = losses_B.argsort(descending=True, stable=True).argsort()
         scores_B = -math.log(self.pressure) / candidates.size * rank_B
-        # A loss that is not finite must still show.
+        # A loss that is not finite must stay visible as such.
         return torch.where(losses_B.isfinite(), gumbel(scores_B, candidates.generator), losses_B.to(torch.float64))

@@ -13,7 +13,7 @@ class Random(Selector):
         of the batch.
     Source: Okanovic et al., "Repeated Sampling of Random Subsets", 2023; Raju et al. 2021 found it hard to beat, too.
     Cost: 1 - p, nothing is run on pruned samples.
-    Caveats: none but that of all pruning: gradients of smaller batches are noisier.
+    Caveats: as with all pruning, gradients of smaller batches are noisier.
     """
 
     name = "random"

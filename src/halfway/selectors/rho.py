@@ -16,18 +16,18 @@ _HOW_TO = "`halfway train RECIPE --method full data.holdout=true --save-losses F
 
 
 class Rho(OutputRanking):
-    """Train on the samples whose loss exceeds most what a model that has never trained on them makes of them.
+    """Train on the samples whose loss most exceeds that of a model that was never trained on them.
 
-    What: importance is the sample's loss minus its irreducible loss, the one of a model trained on other (holdout)
-        data. Noise is as hard for that model too and drops out, as does what is learnt already; what is left can be
-        learnt, and is not yet.
+    What: importance is the sample's loss minus its irreducible loss, that of a model trained on other (holdout) data.
+        Noise is just as hard for that model and drops out, as does what is already learnt. What remains can be learnt,
+        and is not yet.
     Source: Mindermann et al., "Prioritized Training on Points that are Learnable, Worth Learning, and Not Yet Learnt",
-        ICML 2022. Theirs takes 10 % of a large batch drawn for the purpose; ours the share of the batch that is not
-        pruned. Theirs takes the irreducible losses from the checkpoint with the lowest validation loss;
-        `halfway train --save-losses` from the last one.
+        ICML 2022. They retain 10 % of a large batch loaded for the purpose; here the batch itself is pruned. They take
+        the irreducible losses from the checkpoint with the lowest validation loss, `halfway train --save-losses` from
+        the last one.
     Cost: the forward pass of all samples, see `OutputRanking`, and the other model's training, once.
     Caveats: needs ids. A sample has one irreducible loss, however it is augmented. Losses of a model that was trained
-        on the very samples are not irreducible but next to 0, and this is then `Loss`.
+        on the same samples are close to 0 rather than irreducible, and `Rho` then amounts to `Loss`.
 
     Args:
         losses: (N,) irreducible losses by id, or the file that holds them. Required.
@@ -53,7 +53,7 @@ class Rho(OutputRanking):
         irreducible_N = _checked(losses if isinstance(losses, Tensor) else _load(Path(losses)), self._source)
         self._irreducible = SampleMemory(num_samples=len(irreducible_N))
         self._irreducible.load_state_dict({"values": irreducible_N.unsqueeze(1)})
-        # Enough to tell two files apart, and the same on every machine.
+        # Enough to distinguish two files, and the same on every machine.
         self._fingerprint = f"{len(irreducible_N)} samples, mean {irreducible_N.double().mean().item():.6g}"
 
     def importance(self, candidates: Candidates) -> Tensor:

@@ -22,16 +22,16 @@ class SelectiveBackprop(OutputRanking):
     What: u_i in (0, 1) is the percentile of the i-th loss in the history, and the sample is retained with a probability
         proportional to u_i^beta (at most 1), so that exactly S of B are. With beta = p / (1 - p), p = 1 - S/B, the
         acceptance is u^beta itself on average, because the mean of u^beta over uniform u is 1 - p.
-    Source: Jiang et al., "Accelerating Deep Learning by Focusing on the Biggest Losers", 2019. Theirs flips a coin per
-        sample, so that their number varies, and collects the retained into batches of a constant size; their history
-        includes the batch itself; their code leaves the first epoch alone, `Schedule(start=1)` here. Here the number is
-        exact, and the history ends before the batch.
+    Source: Jiang et al., "Accelerating Deep Learning by Focusing on the Biggest Losers", 2019. They flip a coin per
+        sample, so that the number retained varies, and collect the retained into batches of constant size; their
+        history includes the batch itself; their code leaves the first epoch alone (here: `Schedule(start=1)`). Here the
+        number is exact, and the history ends before the batch.
     Cost: the forward pass of all samples, see `OutputRanking`.
     Caveats: prefers outliers and wrong labels; the mean of the retained losses is not that of the batch.
 
     Args:
-        beta: how selective; 0 is uniform. None (default): p / (1 - p), from the numbers of each batch.
-        history: H, how many of the last losses are remembered, of all samples offered on all ranks; 1024 is theirs.
+        beta: how selective; 0 is uniform. None (default): p / (1 - p), with the p of each batch.
+        history: H, how many of the last losses are remembered, of all samples offered on all ranks (authors: 1024).
             While it is empty, the batch itself is the history.
         loss_fn, target: see `OutputRanking`.
     """
@@ -61,7 +61,7 @@ class SelectiveBackprop(OutputRanking):
         losses_H = self._history.read(losses_B.device)
         known_H = losses_H.isfinite()
         past_B = _percentiles(losses_B, torch.where(known_H, losses_H, torch.inf), known_H.sum())
-        # Among the others of its batch.
+        # Without a history: the percentile among the other samples of the batch.
         own_B = _percentiles(losses_B, losses_B, candidates.size - 1, own=1)
         return torch.where(losses_B.isfinite(), torch.where(known_H.any(), past_B, own_B), torch.nan)
 
@@ -74,7 +74,7 @@ class SelectiveBackprop(OutputRanking):
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
         losses_B = self._losses_of(candidates)
         self._computed = None
-        # Nothing is learned from a step that is not finite throughout.
+        # Nothing is learned from a step with any value that is not finite.
         self._history.add(torch.where(losses_B.isfinite().all(), losses_B, torch.nan), candidates.ranks)
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ class SelectiveBackprop(OutputRanking):
 
 
 class LossHistory:
-    """The last losses of all samples offered, on all ranks, and the same on all of them.
+    """The last losses of all samples offered on all ranks; the same on every rank.
 
     Args:
         length: H, how many.
@@ -107,12 +107,12 @@ class LossHistory:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        # The oldest first, and NaN in front of them while there are fewer than H.
+        # Oldest first, padded with NaN in front while there are fewer than H.
         self._losses_H = torch.full((length,), float("nan"), device="cpu", dtype=torch.float32)
         self._pending: PendingSum | None = None
 
     def read(self, device: torch.device | None = None) -> Tensor:
-        """(H,), the oldest first, NaN in front while there are fewer; from now on they stay on `device`."""
+        """(H,), oldest first, padded with NaN in front while there are fewer; from now on kept on `device`."""
         self.settle()
         if device is not None and self._losses_H.device != device:
             self._losses_H = self._losses_H.to(device)
@@ -132,24 +132,23 @@ class LossHistory:
         self._pending = ranks.sum(offer_RX, self)
 
     def send_nothing(self, ranks: Ranks) -> None:
-        """Takes the place of `add` on a rank that has no batches left."""
+        """Called instead of `add` on a rank that has no batches left."""
         self.add(self._losses_H[:0], ranks)
 
     def settle(self) -> None:
-        """Wait for what the ranks have sent each other, and take it over."""
+        """Wait for what the ranks have sent each other, and store it."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            # Sample by sample in turn over the ranks, so that none of them is forgotten first.
+            # One loss of each rank in turn, so that no rank's losses are forgotten first.
             self._append(pending.wait().T.flatten())
 
     def replace(self, losses_H: Tensor) -> None:
-        """Forget everything for these (H,)."""
+        """Replace the whole history by these (H,)."""
         self._pending = None
         self._losses_H = losses_H.to(torch.float32, copy=True)
 
     def _append(self, losses: Tensor) -> None:
-        """The last H of all that are finite. Which these are is up to the data, but no shape is: a stable sort moves
-        the others to the front."""
+        """Keep the last H finite losses. A stable sort moves the others to the front, so no shape depends on data."""
         both = torch.cat([self._losses_H.to(losses), losses])
         order = both.isfinite().to(torch.uint8).argsort(stable=True)
         self._losses_H = torch.where(both.isfinite(), both, torch.nan)[order[-self.length :]]
@@ -158,12 +157,12 @@ class LossHistory:
 def _percentiles(losses_B: Tensor, history: Tensor, known: Tensor | int, own: int = 0) -> Tensor:
     """(B,) float64: where each loss stands among the known ones, (rank + 1/2) / (known + 1); ties share their ranks.
 
-    A loss drawn like those known is then uniform on the midpoints of known + 1 equal parts of (0, 1).
+    A loss from the same distribution is then uniform on the midpoints of known + 1 equal parts of (0, 1).
 
     Args:
         history: the known losses, and perhaps infinite ones.
         known: how many are known.
-        own: 1 if each loss is in the history itself, and must not be compared with itself.
+        own: 1 if each loss is itself in the history and must not be compared with itself.
     """
     ordered = history.sort().values
     below_B = torch.searchsorted(ordered, losses_B, right=False)

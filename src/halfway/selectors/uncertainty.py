@@ -1,4 +1,4 @@
-"""Least certain prediction first. Looks at no target."""
+"""Retains the least certain predictions. Does not look at targets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Uncertainty(Ranking):
         -sum_c q_c log q_c, or 1 - q1 ("least_confidence"), or 1 - (q1 - q2) ("margin"). Dense outputs (B, C, H, W):
         the mean over all pixels, labelled or not.
     Source: the uncertainty scores of Coleman et al., "Selection via Proxy: Efficient Data Selection for Deep Learning",
-        ICLR 2020. Theirs are a small proxy's, and choose once, before training; here the model itself says, batch by
-        batch.
+        ICLR 2020. They take the scores from a small proxy model and choose once, before training; here they are the
+        model's own, batch by batch.
     Cost: the forward pass of all samples, see `OutputRanking`.
     Caveats: a confident error (the largest loss of all) is pruned; the mean of the retained losses is not that of the
         batch.
@@ -49,7 +49,7 @@ class Uncertainty(Ranking):
         q_BCX = q_BCX.reshape(*logits.shape[:2], -1)
         if self.measure == "entropy":
             return torch.special.entr(q_BCX).sum(1).mean(1)
-        # 1 - q1 as the sum of all the others: exact also where q1 rounds to 1.
+        # 1 - q1 as the sum of the others, which is exact even where q1 rounds to 1.
         others_BCX = q_BCX.scatter(1, q_BCX.argmax(1, keepdim=True), 0.0)
         doubt_BX = others_BCX.sum(1)
         if self.measure == "margin":

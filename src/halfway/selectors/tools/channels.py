@@ -10,7 +10,7 @@ class Channels:
     """The channel axis of one layer's output, looked for once per shape.
 
     Args:
-        axis: where it is; None: as the layer tells.
+        axis: the axis; None: worked out from the layer.
 
     Attributes:
         name, layer: the layer the features come from, once it is bound.
@@ -23,7 +23,7 @@ class Channels:
         self._found: dict[torch.Size, int] = {}
 
     def bind(self, name: str, layer: nn.Module) -> None:
-        """The layer is known."""
+        """Set the layer that the features come from."""
         self.name, self.layer = name, layer
 
     def axis_of(self, features: Tensor) -> int:
@@ -36,7 +36,7 @@ class Channels:
         return self._found[shape]
 
 
-# What the modules that end a layer say about the number of channels, and whether they put them first or last.
+# The attribute of modules at a layer's end that holds the number of channels, and whether channels are first or last.
 _OUT_FIRST = ("out_channels", "num_features", "num_channels")
 _OUT_LAST = ("out_features", "normalized_shape", "embedding_dim")
 
@@ -44,7 +44,7 @@ _OUT_LAST = ("out_features", "normalized_shape", "embedding_dim")
 def find_channel_dim(layer: nn.Module | None, shape: torch.Size) -> int:
     """The axis of a layer's output that holds the channels: NCHW (1), NHWC and tokens (-1), vectors (1).
 
-    The layer's last submodule that knows its number of channels decides; a square map where none does.
+    The layer's last submodule that knows its number of channels decides; without one, the square map in the shape does.
     """
     if len(shape) == 2:
         return 1
@@ -62,13 +62,13 @@ def find_channel_dim(layer: nn.Module | None, shape: torch.Size) -> int:
     return -1 if len(shape) == 3 else 1
 
 
-# What the modules that begin a layer say about the number of channels, and whether they expect them first or last.
+# The attribute of modules at a layer's start that holds the number of channels, and whether channels are first or last.
 _IN_FIRST = ("in_channels", "num_features", "num_channels")
 _IN_LAST = ("in_features", "normalized_shape", "embed_dim")
 
 
 def find_input_channel_dim(layer: nn.Module | None, shape: torch.Size) -> int:
-    """The axis of what enters a layer that holds the channels, as its first submodule that knows their number says."""
+    """The channel axis of a layer's input; the first submodule that knows its number of channels decides."""
     for module in layer.modules() if layer is not None else ():
         for names, axis in ((_IN_FIRST, 1), (_IN_LAST, -1)):
             channels = next((getattr(module, n) for n in names if hasattr(module, n)), None)

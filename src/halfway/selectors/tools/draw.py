@@ -13,11 +13,11 @@ def inclusion_probabilities(weights_B: Tensor, count: int) -> Tensor:
     """(B,) float64 in (0, 1] that add up to `count`, proportional to the weights as far as 1 allows.
 
     Args:
-        weights_B: (B,), not negative. Zeros are raised to a tiny value: everybody can be drawn.
+        weights_B: (B,), not negative. Zeros are raised to a tiny value, so that every sample can be drawn.
     """
     weights = weights_B.to(torch.float64)
     weights = weights.clamp_min(1e-6 * weights.mean()) + torch.finfo(torch.float64).tiny
-    # From the largest on: whoever would get at least 1 of what is left is certain, and leaves the rest to the others.
+    # From the largest on: a sample whose share of what is left is at least 1 gets 1; the rest is left to the others.
     ordered, order = weights.sort(descending=True)
     rest = ordered.flip(0).cumsum(0).flip(0)
     left = count - torch.arange(len(ordered), device=ordered.device, dtype=torch.float64)
@@ -36,7 +36,7 @@ def systematic(probabilities_B: Tensor, count: int, generator: torch.Generator) 
     device = probabilities_B.device
     order = torch.randperm(len(probabilities_B), generator=generator, device=device)
     ends = probabilities_B.to(torch.float64)[order].cumsum(0)
-    # The last end is `count` but for rounding; exactly `count` points must fall on the line.
+    # The line ends at `count` up to rounding; exactly `count` points must fall on it.
     ends = ends * (count / ends[-1])
     start = torch.rand((), generator=generator, device=device, dtype=torch.float64)
     points = start + torch.arange(count, device=device, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""The model's last linear layer: what enters it is the penultimate representation, and its gradient comes for free.
+"""The model's last linear layer: its input is the penultimate representation, and its gradient is free.
 
 For y = W h the gradient of a sample's loss with respect to W is the outer product of the gradient with respect to y
-and h, so that outputs and h are enough: no backward pass.
+and h, so outputs and h are enough, without a backward pass.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def last_linear(root: nn.Module) -> nn.Module | None:
 
 
 def width_of(layer: nn.Module) -> int:
-    """How many numbers a layer found by `last_linear` gives at each position."""
+    """The number of outputs, at each position, of a layer found by `last_linear`."""
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)  # type: ignore[arg-type]
 
 
 def channels_first(watched: Tensor, layer: nn.Module | None) -> Tensor:
-    """What entered the layer as (B, D, positions ...): a linear layer has its D features last, a convolution first.
+    """The input of the layer as (B, D, positions ...): a linear layer has its D features last, a convolution first.
 
     Without a layer, three dimensions are taken as tokens (B, L, D), and anything else as channels first.
     """

@@ -10,7 +10,7 @@ from ..base import Candidates, retained_rows
 
 
 class LastLosses(SampleMemory):
-    """One loss per sample; NaN for a sample that has none, or one that was not finite.
+    """One loss per sample; NaN where there is none, or where it was not finite.
 
     Args:
         num_samples: size of the data set, see `SampleMemory`.
@@ -25,7 +25,7 @@ class LastLosses(SampleMemory):
         return self.read(candidates.required_ids, candidates.generator.device).squeeze(1)
 
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
-        """Take in the losses (S,) of the retained rows."""
+        """Remember the losses (S,) of the retained rows."""
         self._not_finite.note(~losses.isfinite().all())
         ids = retained_rows(candidates.required_ids.to(losses.device, non_blocking=True), retained)
         self.write(ids, losses, candidates.ranks, candidates.size)

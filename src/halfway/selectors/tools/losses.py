@@ -1,4 +1,4 @@
-"""Losses and gradients per sample, from a model's outputs and targets: what the batch-wise rivals score by.
+"""Losses and gradients per sample, from a model's outputs and targets, for selectors that score by them.
 
 Shapes: B batch, C classes, H x W pixels.
 For dense outputs a sample is an image: its loss is the mean over its labelled pixels.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 LossFunction = Callable[[Any, Any], Tensor]
 
-# In a mask: no class. Negative labels (PyTorch's -100) never are one.
+# In a mask this value is no class. Negative labels (PyTorch's -100) are no class anywhere.
 IGNORE = 255
 _UNLABELLED = -100
 
@@ -74,7 +74,7 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
 def logit_gradients(outputs: Any, targets: Tensor, loss_fn: LossFunction | None = None) -> Tensor:
     """Gradient of each sample's own loss with respect to its logits, in the shape of the logits.
 
-    Without a `loss_fn` that of the cross-entropy; one of your own is called as loss_fn(logits, targets) -> (B,).
+    The loss is the cross-entropy, or loss_fn(logits, targets) -> (B,) if given.
     """
     with torch.enable_grad():
         logits = logits_of(outputs).detach().float().requires_grad_()

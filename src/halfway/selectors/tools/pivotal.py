@@ -1,10 +1,10 @@
-"""Spatially balanced sampling: near neighbours compete, and everybody's chance stays the same. As pure functions.
+"""Spatially balanced sampling, as pure functions: near neighbours compete, and all units have the same chance.
 
 The local pivotal method (Grafström, Lundström & Schelin, "Spatially Balanced Sampling through the Pivotal Method",
 Biometrics 2012; the variant in which two units meet only if each is the other's nearest), here in rounds in which all
-such pairs meet at once. What a pair holds together stays within the pair: if the chance of one rises, that of its
-neighbour falls. So of two near-twins rarely both are drawn, and the sample mirrors the batch: as many from here as from
-there. In expectation nothing changes, whatever the distances are: every duel is a fair bet.
+such pairs meet at once. The total chance of a pair stays within the pair: if that of one unit rises, that of its
+neighbour falls. So two near-twins are rarely both drawn, and every region of the batch is represented by its share.
+Every duel is a fair bet, so no unit's expected chance changes, whatever the distances are.
 
 Shape suffixes: B units, S drawn, D coordinates, R rounds.
 """
@@ -16,11 +16,11 @@ import math
 import torch
 from torch import Tensor
 
-# A dimension in which the samples differ by less than this, relative to their mean, is constant but for rounding.
+# A dimension in which the samples differ by less than this, relative to their mean, counts as constant.
 _CONSTANT = 1e-6
-# Ties are broken at random by this much of the largest distance: less than float32 features can tell apart.
+# Ties are broken at random by this much of the largest distance: less than float32 features can resolve.
 _JITTER = 1e-9
-# Of the random numbers that decide duels. What is left of one after division by n <= 2 B is uniform but for n / 2^62.
+# Upper bound of the random numbers that decide duels. Modulo n <= 2 B they are uniform to within n / 2^62.
 _DICE = 2**62
 
 
@@ -33,10 +33,10 @@ def pivotal(distances_BB: Tensor, count: int, generator: torch.Generator) -> Ten
         a + b < B:   one takes all, the other is out; the first wins with probability a / (a + b),
         a + b >= B:  one is drawn (B), the other keeps a + b - B; the first wins with (B - b) / (2 B - a - b),
 
-    so everybody's mass stays the same in expectation, and their sum S B for certain. Each duel decides one or both. The
-    number of rounds is fixed, so that nothing waits for the device to tell who is left. Those who are, few if any, have
-    masses that add up to a multiple of B; they are drawn by systematic sampling (Madow 1949), in the order of their
-    distance from one of them.
+    so the expected mass of every unit stays the same, and their sum is always S B. Each duel decides one unit or both.
+    The number of rounds is fixed, so that nothing waits for the device to find out which units are left. The masses of
+    those, few if any, add up to a multiple of B; they are drawn by systematic sampling (Madow 1949), in the order of
+    their distance from one of them.
 
     Args:
         distances_BB: (B, B), symmetric, finite, not negative; only their order matters. Ties are broken at random.
@@ -59,14 +59,14 @@ def pivotal(distances_BB: Tensor, count: int, generator: torch.Generator) -> Ten
 
 
 def rounds(size: int) -> int:
-    """How often pairs meet among `size` units. In the plane half as many would do; among features, where a few units
-    are the nearest of all others, fewer pairs meet in a round."""
+    """The number of rounds for `size` units. In the plane half as many would do; among features, where a few units are
+    the nearest of all others, fewer pairs meet in a round."""
     return 3 * math.ceil(math.log2(size)) + 4 if size > 1 else 0
 
 
 def _without_ties(distances_BB: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, B) float64, symmetric, infinite on the diagonal. Equal distances differ a little: if they did not, all units
-    that are equally far from each other would name the same one as their nearest, and one pair would meet per round."""
+    """(B, B) float64, symmetric, infinite on the diagonal, with equal distances made slightly different: otherwise all
+    units equally far from each other would have the same nearest unit, and only one pair would meet per round."""
     d_BB = distances_BB.to(torch.float64)
     place_B = torch.rand(len(d_BB), generator=generator, device=d_BB.device, dtype=torch.float64)
     largest = d_BB.max()
@@ -81,15 +81,16 @@ def _round(far_BB: Tensor, mass_B: Tensor, dice_B: Tensor) -> Tensor:
     unit_B = torch.arange(B, device=mass_B.device)
     decided_B = mass_B % B == 0
     nearest_B = (far_BB + far_BB.new_zeros(B).masked_fill(decided_B, math.inf)).min(1).indices
-    # Never is exactly one undecided, so no decided unit is found; with nobody left, unit 0 meets itself, and stays.
+    # There is never exactly one undecided unit, so the nearest is never a decided one. If none is left, unit 0 meets
+    # itself, and nothing changes.
     meets_B = nearest_B[nearest_B] == unit_B
     other_B = mass_B[nearest_B]
     sum_B = mass_B + other_B
     small_B = sum_B < B
-    # Of so many equal chances, so many are this unit's; the others are its opponent's.
+    # The number of equal chances, and how many of them are this unit's; the others are its opponent's.
     chances_B = torch.where(small_B, sum_B, 2 * B - sum_B).clamp_min(1)
     mine_B = torch.where(small_B, mass_B, B - other_B)
-    # Both look at the same number. The lower one's chances are the first ones, the other's the last.
+    # Both units use the same random number: the lower unit's chances come first, the other's last.
     number_B = dice_B[torch.minimum(unit_B, nearest_B)] % chances_B
     wins_B = torch.where(unit_B < nearest_B, number_B < mine_B, number_B >= chances_B - mine_B)
     after_B = torch.where(wins_B, sum_B.clamp_max(B), (sum_B - B).clamp_min(0))
@@ -97,8 +98,9 @@ def _round(far_BB: Tensor, mass_B: Tensor, dice_B: Tensor) -> Tensor:
 
 
 def _systematic(mass_B: Tensor, start: Tensor, whole: int) -> Tensor:
-    """(B,) 1 for the units on whose stretch of a line, each as long as its mass, one of the points `start`,
-    `start + whole`, ... lies, 0 for the others. The decided need no care: on a stretch of `whole` lies one point."""
+    """(B,) 1 for the units drawn, 0 for the others. Units lie on a line, each as long as its mass, and those on which
+    one of the points `start`, `start + whole`, ... falls are drawn. Decided units need no care: a stretch of length
+    `whole` holds exactly one point."""
     points_B = (mass_B.cumsum(0) - start + whole - 1).div(whole, rounding_mode="floor")
     return points_B.diff(prepend=points_B.new_zeros(1))
 
@@ -121,7 +123,7 @@ def standardised(x_BD: Tensor, known_B: Tensor) -> Tensor:
 def distances(x_BD: Tensor, classes_B: Tensor | None = None) -> Tensor:
     """(B, B) float64, Euclidean. Samples of different classes, if given, are farther apart than any of the same class.
 
-    By a matrix product, in float64: the trick loses half of the digits, and near-twins are what this is about.
+    By a matrix product, which loses half of the digits; hence float64, since near-twins are what matters here.
     """
     x_BD = x_BD.to(torch.float64)
     norm_B = x_BD.square().sum(1)
