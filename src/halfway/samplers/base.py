@@ -1,8 +1,8 @@
 """What a sampler is: something that decides before the epoch which samples are trained on.
 
-It is a plain `torch.utils.data.Sampler`, so that pruned samples are not even loaded. A subclass decides (`decide`) and
-may learn from the losses of the samples that were trained on (`learn`). Order, ranks, weights, resuming and counting
-are done here, and the same for all.
+It is a plain `torch.utils.data.Sampler`, so pruned samples are not even loaded. A subclass decides (`decide`) and may
+learn from the losses of the samples that were trained on (`learn`). Order, ranks, weights, resuming and counting are
+done here, in the same way for all.
 
 Shape suffixes: N samples of the data set, M retained, B of a batch. R ranks.
 """
@@ -72,25 +72,25 @@ class EpochSampler(Sampler[int]):
                 sampler.observe(ids, losses)
                 (weights * losses).mean().backward(); optimizer.step(); optimizer.zero_grad()
 
-    Order: one permutation of all samples per (seed, epoch), without the pruned ones, so that two methods with the same
-    seed meet the samples they share in the same order. Of R ranks, rank r takes every R-th sample of it, beginning with
-    the r-th, and the up to R - 1 samples that are left over at the end sit this epoch out, so that all ranks are
-    equally long. Every rank makes the same decision.
+    Order: one permutation of all samples per (seed, epoch), with the pruned ones left out, so that two methods with the
+    same seed visit the samples they share in the same order. Of R ranks, rank r takes every R-th sample, starting with
+    the r-th. The up to R - 1 samples left over at the end are skipped in this epoch, so that all ranks get equally
+    many. Every rank makes the same decision.
 
     Args:
         data: the data set or N, its length.
-        prune_ratio: p in [0, 1), the share of samples to prune; what exactly that means is the method's to say.
+        prune_ratio: p in [0, 1), the share of samples to prune; each method says what exactly that means.
         schedule: the epochs to prune in; None: all. In the others every sample is trained on, with weight 1.
         seed: of the order and of the method's randomness. Global generators are not touched.
-        process_group: of the ranks that train together; None: all of them.
+        process_group: of the ranks that train together; None: all processes.
         timeout: seconds to wait for the other ranks.
         shuffle: False takes the samples in the order of their ids.
 
     Attributes:
-        learns: whether it is fed by `observe`.
-        learns_from: the losses to feed it with: those of the training, or the "plain loss", cross-entropy without label
+        learns: whether it needs the losses that `observe` reports.
+        learns_from: which losses to report: those of the training, or the "plain loss", cross-entropy without label
             smoothing.
-        reweights: whether its losses come with weights.
+        reweights: whether it gives the losses weights.
         num_samples: N.
         ranks: the processes that train together.
         memory: what is known about each sample; None for a method that remembers nothing.
@@ -135,7 +135,7 @@ class EpochSampler(Sampler[int]):
         self._skip = 0
         self._retained_N = torch.ones(self.num_samples, dtype=torch.bool, device="cpu")
         self._weights_N = torch.ones(self.num_samples, device="cpu", dtype=torch.float32)
-        self._weights_there: Tensor | None = None  # the same where ids are, made when they are asked for
+        self._weights_there: Tensor | None = None  # a copy on the device of the ids, made when needed
         self._counters = dict.fromkeys(sorted(_COUNTERS), 0)
         self._warned = False
         as_json(self._config(), "sampler")  # an error now rather than at the first checkpoint
@@ -158,24 +158,24 @@ class EpochSampler(Sampler[int]):
         raise NotImplementedError
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:
-        """Take in the losses (B,) float32, without graph, of the samples ids (B,), for all ranks."""
+        """Learn from the losses (B,) float32, without graph, of the samples `ids` (B,), on all ranks."""
 
     def config(self) -> dict[str, Any]:
-        """The method's own settings, as plain values: what its constructor was called with, but for what all samplers
-        take. Asked by this class's `__init__`."""
+        """The method's own settings as plain values: the constructor's arguments without those that all samplers take.
+        Called in this class's `__init__`."""
         settings: dict[str, Any] = vars(self).get("_settings", {})
         return {name: value for name, value in settings.items() if name not in ("data", "prune_ratio", *_COMMON)}
 
     def foresee(self, epochs: int) -> None:
-        """Warn, once, if the method cannot do what it says in a training of so many epochs."""
+        """Warn, once, if the method cannot work as described in a training of this many epochs."""
 
     @property
     def retained_count(self) -> int:
-        """M = N - round(p N), at least 1: the samples a method retains that prunes an exact number."""
+        """M = N - round(p N), at least 1: how many samples a method retains that prunes an exact number."""
         return functional.retained_count(self.num_samples, self.prune_ratio)
 
     def continues(self, epoch: int, period: int) -> bool:
-        """In `decide`: whether `epoch` and the epoch before lie in the same `period` of the pruning window."""
+        """For `decide`: whether `epoch` and the epoch before it lie in the same `period` of the pruning window."""
         if self._epoch is None or not self._pruning:
             return False
         start = self.schedule.start
@@ -184,12 +184,12 @@ class EpochSampler(Sampler[int]):
     # ---------------------------------------------------------------- the loop
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
-        """Decide who is trained on in this epoch; call it before the epoch. The same epoch is not decided twice.
+        """Decide which samples are trained on in this epoch; call it before the epoch. A repeated call changes nothing.
 
         Args:
             epoch: from 0 on.
-            skip: samples of this rank that were trained on in this epoch before an interruption. What is left of the
-                same order follows. (R ranks that have done `skip` each have used up the first R * `skip` of the order.)
+            skip: how many samples of this epoch this rank trained on before an interruption; iteration goes on with the
+                rest of the same order. (After `skip` on each of R ranks the first R * `skip` of the order are used up.)
         """
         epoch, skip = _from_0("epoch", epoch), _from_0("skip", skip)
         if self.memory is not None:
@@ -213,11 +213,11 @@ class EpochSampler(Sampler[int]):
             order = torch.randperm(self.num_samples, generator=generator, device="cpu")
         order = order[self._retained_N[order]]
         mine = order[: self._share * self.ranks.size][self.ranks.rank :: self.ranks.size][self._skip :]
-        # All at once, so that a loader that runs ahead cannot see the next epoch's decision.
+        # All at once, so that a loader that prefetches cannot see the next epoch's decision.
         return map(Index, mine.tolist(), self._weights_N[mine].tolist())
 
     def __len__(self) -> int:
-        """The samples `__iter__` will yield on this rank, in this epoch."""
+        """How many samples `__iter__` will yield on this rank, in this epoch."""
         self._ensure_epoch()
         return self._share - self._skip
 
@@ -227,7 +227,7 @@ class EpochSampler(Sampler[int]):
 
         Args:
             ids: (B,) whole numbers, the samples' positions in the data set.
-            losses: (B,) the loss of each, before weights. One that is not finite makes its sample unknown.
+            losses: (B,) the loss of each, before weights. A sample whose loss is not finite becomes unknown.
         """
         self._check_observed(ids, losses)
         if self.learns:
@@ -236,7 +236,7 @@ class EpochSampler(Sampler[int]):
                 self.learn(ids.to(torch.int64), losses.detach().to(torch.float32))
 
     def weights(self, ids: Tensor) -> Tensor:
-        """(B,) ids to (B,) float32 factors for their losses in this epoch, on the same device; 1 unless re-weighted.
+        """(B,) float32 factors for the losses of `ids` (B,) in this epoch, on their device; 1 unless re-weighted.
 
         For loops without `WithWeights`. Nothing waits for the device.
         """
@@ -262,15 +262,15 @@ class EpochSampler(Sampler[int]):
 
     @property
     def effective_ratio(self) -> float:
-        """The share of samples pruned over all epochs decided so far, also those outside the schedule."""
+        """The share of samples pruned in all epochs decided so far, including those outside the schedule."""
         offered = self._counters["offered"]
         return 1 - self._counters["retained"] / offered if offered else 0.0
 
     # ------------------------------------------------------------- going on later
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on later, also in the middle of an epoch: plain tensors and values of always the same
-        shapes, the same on all ranks, loads with `weights_only=True`."""
+        """Everything needed to resume, even in the middle of an epoch: plain tensors and values, the same on all ranks,
+        whose shapes never change. Loads with `weights_only=True`."""
         memory = {}
         if self.memory is not None:
             self.memory.check()
@@ -287,7 +287,7 @@ class EpochSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`; then call `set_epoch(epoch, skip=...)`. Another configuration is refused."""
+        """Resume from `state_dict()`; then call `set_epoch(epoch, skip=...)`. Raises if the settings differ."""
         kind = type(self).__name__
         if not isinstance(state, dict) or set(state) != _STATE:
             raise ValueError(f"this is not the state_dict of a sampler, which has {sorted(_STATE)}")
@@ -311,14 +311,14 @@ class EpochSampler(Sampler[int]):
         self._skip = 0
 
     def close(self) -> None:
-        """Give the process group back."""
+        """Destroy the process group."""
         self.ranks.close()
 
     # ---------------------------------------------------------------------------
 
     @property
     def _share(self) -> int:
-        """The samples of one rank in this epoch."""
+        """The number of samples of one rank in this epoch."""
         return int(self._retained_N.sum()) // self.ranks.size
 
     def _take(self, epoch: int) -> None:
@@ -364,7 +364,7 @@ class EpochSampler(Sampler[int]):
     def _check_ids(self, ids: Any) -> None:
         if not isinstance(ids, Tensor) or ids.ndim != 1 or ids.dtype == torch.bool or ids.dtype.is_floating_point:
             raise ValueError(f"ids must be a tensor of whole numbers, one per sample, shape (B,), got {_kind(ids)}")
-        # On a device the memory finds out, without making the host wait.
+        # Ids on a device are checked by the memory, without making the host wait.
         if ids.device.type == "cpu" and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_samples:
             raise ValueError(
                 f"ids must be from 0 to {self.num_samples - 1}, the samples' positions in the data set, got "
@@ -392,7 +392,7 @@ class EpochSampler(Sampler[int]):
 
 
 def highest(scores_N: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """(N,) scores to the (count,) sorted ids of the highest; NaN, nothing known, is above all. Ties fall at random."""
+    """(count,) sorted ids of the highest of (N,) scores. NaN (unknown) counts as highest; ties are broken at random."""
     shuffled = torch.randperm(len(scores_N), generator=generator, device="cpu")
     scores = scores_N.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))
     ranking = shuffled[scores[shuffled].argsort(descending=True, stable=True)]

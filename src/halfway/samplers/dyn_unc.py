@@ -15,17 +15,17 @@ from .base import Common, Decision, EpochSampler, highest
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The columns of the memory: how many losses were seen, the score, and the ring of the last J probabilities.
+# Columns of the memory: how many losses were seen, the score, and a ring buffer of the last J probabilities.
 _SEEN, _SCORE, _RING = 0, 1, 2
 
 
 class DynUnc(EpochSampler):
-    """Dynamic uncertainty: neither what is always right nor what is always wrong teaches much.
+    """Dynamic uncertainty: samples that are always right or always wrong teach little.
 
     What: with P_t the probability of the true class at the t-th visit, u_t is the standard deviation (dividing by
     J - 1) of P_(t-J+1) .. P_t, a window of J visits, and the score is the mean of u over all windows so far, the first
     of which ends at the J-th visit. Every epoch retains the N - round(p N) samples with the highest score. A sample
-    with fewer than J visits has no score and counts as the most uncertain; equal ones are drawn at random.
+    with fewer than J visits has no score and counts as the most uncertain; ties are broken at random.
 
     Source: He et al., "Large-scale Dataset Pruning with Dynamic Uncertainty", CVPR 2024 workshops (arXiv 2306.05175).
     Hyper-parameters: window J = 10 (authors').
@@ -33,19 +33,18 @@ class DynUnc(EpochSampler):
     sort of N per epoch.
 
     Deviations:
-        - The authors train on everything once, score, and train anew on a subset fixed by that. Here the scores up to
-          now decide about the next epoch, and only retained samples get new ones. `Schedule(start=J)` or later makes
-          sure that all of them have a score; before that the choice is random among those without.
+        - The authors train on everything once, score, and train again on the subset so chosen. Here the scores so far
+          decide about the next epoch, and only retained samples get new ones. `Schedule(start=J)` or later makes sure
+          that every sample has a score; before that the choice among those without one is random.
         - The authors score images that are not augmented; here P_t comes from the training pass itself, on whatever
           augmentation the sample had at that visit, which adds to its deviation.
         - P_t is taken as exp(-loss), which is exact for cross-entropy. Feed `observe` with the plain one (the recipes
           do): label smoothing by s makes it (1 - s) times that plus s times the mean of -log P over all classes, so
           exp(-loss) stays well below 1 and moves less. Mixed targets, and losses averaged over pixels, have no single
           true class and give a geometric mean of probabilities.
-    Caveats: a sample that was pruned keeps its score until it is chosen again, while those of the others change. In a
-    training in which samples are visited fewer than J times nothing is ever scored and every epoch is a random subset;
-    that is warned about when it is made, if the schedule says when pruning ends, and otherwise in the first epoch that
-    is drawn without a score.
+    Caveats: a pruned sample keeps its score until it is chosen again, while those of the others change. In a training
+    that visits samples fewer than J times nothing is ever scored, and every epoch is a random subset. A warning says
+    so: at construction if the schedule has an end, otherwise in the first epoch that is drawn without a score.
     """
 
     name = "dyn_unc"
@@ -92,10 +91,10 @@ class DynUnc(EpochSampler):
         ring_BJ = old_BW[:, _RING:].scatter(1, place.unsqueeze(1), losses.neg().exp().unsqueeze(1))
         windows = (seen + 2 - self.window).clamp(min=0)
         before = old_BW[:, _SCORE].nan_to_num(0.0)
-        # NaN, thus unknown, as long as the ring is not full.
+        # NaN (unknown) until the ring is full.
         score = before + (ring_BJ.std(1) - before) / windows
         new_BW = torch.cat([(seen + 1).unsqueeze(1), score.unsqueeze(1), ring_BJ], 1)
-        # A loss that is not finite must not stay in the ring: the sample starts anew.
+        # A loss that is not finite must not stay in the ring: the sample starts again from zero visits.
         new_BW = torch.where(losses.isfinite().unsqueeze(1), new_BW, float("nan"))
         self.memory.write(ids, new_BW, self.ranks)
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class EpsilonGreedy(MovingAverage):
-    """Exploits most of the time and explores the rest.
+    """Retains mostly the samples with the highest scores, and explores with the rest.
 
     What: every `period` epochs retains M = N - round(p N) samples. M - round(epsilon M) of them are those with the
-    highest moving mean m of their score (`MovingAverage` has the formula), samples without a score first, equal ones at
-    random; the other round(epsilon M) are drawn uniformly from those that are left.
+    highest moving mean m of their score (`MovingAverage` has the formula); samples without a score come first, ties are
+    broken at random. The other round(epsilon M) are drawn uniformly from those that are left.
 
     Source: Raju, Daruwalla and Lipasti, "Accelerating Deep Learning with Dynamic Data Pruning", arXiv 2111.12621, 2021.
     Hyper-parameters: epsilon = 0.1, alpha = 0.8, period = 10 epochs. These are our defaults.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class MovingAverage(EpochSampler):
     """Base class. A subclass sets `name` and implements `choose`.
 
-    The first score s of a sample makes its mean m = s and its variance v = 0. Each further one, with d = s - m:
+    The first score s of a sample sets its mean m = s and its variance v = 0. Each further one, with d = s - m:
 
         v <- (1 - alpha) v + alpha d^2,    m <- m + alpha d
 
@@ -49,7 +49,7 @@ class MovingAverage(EpochSampler):
         self.memory = SampleMemory(2, self.num_samples)
 
     def choose(self, mean_N: Tensor, variance_N: Tensor, generator: torch.Generator) -> Tensor:
-        """(N,) each, NaN where nothing is known, to the (M,) sorted ids to retain."""
+        """The (M,) sorted ids to retain, given means and variances (N,), NaN where nothing is known."""
         raise NotImplementedError
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:

@@ -9,7 +9,7 @@ from .base import Decision, EpochSampler
 
 
 class RandomSubset(EpochSampler):
-    """Training on less data, and nothing else.
+    """Trains on a fixed random part of the data.
 
     What: the same N - round(p N) samples in every pruned epoch, drawn uniformly; a function of the seed alone.
 
@@ -17,7 +17,7 @@ class RandomSubset(EpochSampler):
     Hyper-parameters: none.
     Cost: nothing per step, a permutation of N per epoch.
     Caveats: the weakest rival. A random subset that changes (`RS2`, or per batch `ForwardBlocker(selector="random")`)
-    costs the same and is better; who only beats this one has shown little.
+    costs the same and is better; beating only this one shows little.
     """
 
     name = "random_subset"

@@ -25,8 +25,8 @@ class RS2(EpochSampler):
     Hyper-parameters: replacement = True.
     Cost: nothing per step, a permutation of N per epoch; 4 bytes per sample without replacement.
 
-    Deviations: where a part spans two permutations, the second is drawn such that nobody occurs twice in that epoch.
-    Caveats: what a sample was used for outside the schedule's window does not count (there all are used alike).
+    Deviations: where a part spans two permutations, the second is drawn so that no sample occurs twice in that epoch.
+    Caveats: use outside the schedule's window does not count (all samples are used equally there).
     """
 
     name = "rs2"
@@ -45,6 +45,6 @@ class RS2(EpochSampler):
             return Decision(order[: self.retained_count].sort().values)
         used_N = self.memory.values.squeeze(1)
         retained = highest(-used_N, self.retained_count, generator)
-        # Not through the ranks: each makes the same decision.
+        # No exchange between ranks: each makes the same decision.
         self.memory.write(retained, used_N[retained] + 1)
         return Decision(retained)

@@ -1,4 +1,4 @@
-"""UCB: retain the samples that are hard, or of which one cannot be sure."""
+"""UCB: retain the samples that are hard, or may be."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class UCB(MovingAverage):
-    """Upper confidence bound: an optimist's ranking.
+    """Upper confidence bound: ranks samples by how high their score may be.
 
     What: every `period` epochs retains the N - round(p N) samples with the highest m + c v, where m and v are moving
-    mean and variance of the sample's score (`MovingAverage` has the formulas). Samples without a score come first,
-    equal ones fall at random.
+    mean and variance of the sample's score (`MovingAverage` has the formulas). Samples without a score come first, ties
+    are broken at random.
 
     Source: Raju, Daruwalla and Lipasti, "Accelerating Deep Learning with Dynamic Data Pruning", arXiv 2111.12621, 2021.
-    Hyper-parameters: alpha = 0.8, c = 1, period = 10 epochs. These are our defaults; c goes with the scale of the
+    Hyper-parameters: alpha = 0.8, c = 1, period = 10 epochs. These are our defaults; c depends on the scale of the
     losses, since v is a variance and m is not.
     Cost: 8 bytes per sample, a gather and a scatter of B rows per step (and one small sum over ranks), a sort of N
     every `period` epochs.
 
     Deviations:
-        - The authors score how uncertain the prediction is. Here the score is whatever `observe` is fed with, which is
-          the loss, because it comes for free.
-        - Scores are those of training itself; no extra pass over the data refreshes the pruned samples', so a pruned
-          sample stays as it was last seen until others fall below it.
-        - The averages start at the first score, where a public re-implementation starts them at zero. That has the
-          variance itself, without a root, in the bound, and so have we.
+        - The authors score how uncertain the prediction is. Here the score is whatever `observe` reports: the loss,
+          because it is free.
+        - Scores come from training itself; no extra pass over the data updates those of pruned samples, so a pruned
+          sample keeps its score until others fall below it.
+        - The averages start at the first score; a public re-implementation starts them at zero. Like that one, we have
+          the variance itself in the bound, not its root.
     Caveats: prefers high losses, which is harmful with noisy labels. Without epochs of full data first
     (`Schedule(start)`) the first subset is random, and stays for a whole period.
     """

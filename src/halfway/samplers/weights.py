@@ -1,8 +1,8 @@
 """A sample's weight travels with its index: from the sampler through any number of workers into the batch.
 
-A re-weighting method must multiply each loss by its sample's factor, but a data loader hands out batches without saying
-what they were made of, and with workers it runs several batches ahead of the loop. So the sampler yields indices that
-carry their weight, and the data set hands both on.
+A re-weighting method must multiply each loss by its sample's factor, but a data loader does not say which samples a
+batch was made of, and with workers it runs several batches ahead of the loop. So the sampler yields indices that carry
+their weight, and the data set passes both on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..batches.batch import WithIds
 
 
 class Index(int):
-    """A sample's position in the data set, a plain int for everyone who does not ask for its `weight`."""
+    """A sample's position in the data set: an int with a `weight`."""
 
     weight: float
 
@@ -53,7 +53,7 @@ class WithWeights(WithIds):
         super().__init__(dataset)
 
     def __getitem__(self, index: int) -> Any:
-        # A tensor: of Python floats a data loader would make float64, and a float64 loss of them.
+        # A tensor, because a data loader collates Python floats to float64, which would make the loss float64.
         weight = torch.tensor(getattr(index, "weight", 1.0), dtype=torch.float32, device="cpu")
         item = super().__getitem__(int(index))
         if isinstance(item, Mapping):
