@@ -13,14 +13,14 @@ _NAME = "halfway.pt"
 
 
 def save(blocker: ForwardBlocker, folder: str) -> None:
-    """Whole or not at all: written beside, then renamed."""
+    """Written to a temporary file, then renamed, so that no half-written file remains."""
     path = Path(folder, _NAME)
     torch.save(blocker.state_dict(), path.with_suffix(".tmp"))
     os.replace(path.with_suffix(".tmp"), path)
 
 
 def load(blocker: ForwardBlocker, folder: str) -> None:
-    """Go on from what `save` wrote."""
+    """Load what `save` wrote."""
     path = Path(folder, _NAME)
     if not path.is_file():
         raise FileNotFoundError(

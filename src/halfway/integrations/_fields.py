@@ -1,4 +1,4 @@
-"""A trainer's batch through the blocker: which of its fields go to the model, which one holds the ids."""
+"""Passing a trainer's batch through the blocker: which fields go to the model, and which one holds the ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..batches import rows
 from ..blocker.blocker import ForwardBlocker
 
-# Names that the blocker's own call takes; as fields of a batch they would be mistaken for these.
+# Parameters of the blocker's own call; fields of a batch with these names would be mistaken for them.
 _RESERVED = ("ids", "inputs")
 
 
@@ -22,8 +22,8 @@ class Fields:
     """Where things are in a batch: keys of a mapping, positions in a tuple or list.
 
     ids: the field with the ids of the samples. None: the entry "ids" of a mapping, if any (`halfway.WithIds` makes it).
-    inputs: the fields that go to the model, as for `ForwardBlocker.__call__`. None: the first of a tuple or list, those
-        of a mapping that the model's `forward` has parameters for.
+    inputs: the fields that go to the model, as for `ForwardBlocker.__call__`. None: the first of a tuple or list; of a
+        mapping those that the model's `forward` has parameters for.
     """
 
     ids: int | str | None = None

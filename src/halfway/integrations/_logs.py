@@ -8,6 +8,6 @@ _LOGGED = ("effective_ratio", "relative_flops", "steps_replayed", "steps_recompu
 
 
 def logged(blocker: ForwardBlocker) -> dict[str, float]:
-    """Ratio, cost and how steps were obtained, as "halfway/...". Waits for the device."""
+    """Ratio, cost, and numbers of replayed and recomputed steps, as "halfway/...". Waits for the device."""
     numbers = blocker.stats.as_dict()
     return {f"halfway/{name}": numbers[name] for name in _LOGGED}

@@ -1,4 +1,4 @@
-"""Which model a user's training step calls. One that is not called as prepared would never be replayed."""
+"""Which model a user's training step calls. If it calls another than the prepared one, no step would be replayed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 def locate_cut(module: nn.Module, model: str | None, at: str | None) -> Place:
-    """Where `at` is in a user's module, and what will be called.
+    """Where `at` is in a user's module, and which model the step will call.
 
     Args:
         model: the submodule that is called; None: the module, if it has a forward, or else its child with the cut.
@@ -48,7 +48,7 @@ def locate_cut(module: nn.Module, model: str | None, at: str | None) -> Place:
 
 
 def checked(module: nn.Module, where: Place, step: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's step, for the first time: an error says which model it calls, if it is another one."""
+    """The user's step, checked: if it calls another model than `where` says, an error names that model."""
     parts = where.cut.split(".")
     around = [".".join(parts[:i]) for i in range(len(parts))]
 
@@ -69,6 +69,6 @@ def checked(module: nn.Module, where: Place, step: Callable[..., Any]) -> Callab
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Whether the user wrote one. Not by comparing with LightningModule's: there are two packages that have one."""
+    """Whether the user wrote a `forward`. Not compared with LightningModule's, of which two packages have one each."""
     package, _, _ = type(module).forward.__module__.partition(".")
     return package not in ("lightning", "pytorch_lightning", "torch")

@@ -34,7 +34,7 @@ def block(
 
 
 def refuse_unsupported(accelerator: Any, model: nn.Module) -> None:
-    """Raise where processes share more than the gradients of one model, FSDP2 aside: there nothing was tested."""
+    """Raise if processes share more than the gradients of one model: none of that was tested, except FSDP2."""
     kind = accelerator.distributed_type.value
     if kind == "FSDP":
         kind = "FSDP2" if getattr(accelerator, "is_fsdp2", False) else "FSDP1"
@@ -45,5 +45,5 @@ def refuse_unsupported(accelerator: Any, model: nn.Module) -> None:
     if shared > 1:
         raise TypeError(
             f"halfway does not work where {shared} processes share each batch (tensor, context or sequence "
-            "parallelism), for each would prune samples of its own; use DDP (torchrun)"
+            "parallelism), because each process would prune different samples; use DDP (torchrun)"
         )

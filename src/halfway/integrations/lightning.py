@@ -1,8 +1,8 @@
 """Lightning: a callback. The LightningModule stays as it is.
 
-A callback cannot replace the batch, and what moves it to its device runs outside of the precision context. So the
-callback stands around `training_step`: there the batch is on its device, autocast is on, and under DDP the forward pass
-has begun.
+A callback cannot replace the batch, and the hook that moves it to its device runs outside the precision context. So the
+callback wraps `training_step`: there the batch is on its device, autocast is on, and under DDP the forward pass has
+begun.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ForwardBlocking(Callback):
         **settings: further arguments of `ForwardBlocker`: selector, schedule, reuse, seed, ...
 
     Attributes:
-        blocker: the `ForwardBlocker`, from the start of `fit` on; its `stats` can be read after it, too.
+        blocker: the `ForwardBlocker`, from the start of `fit` on; its `stats` can still be read after `fit`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ForwardBlocking(Callback):
         self._standing_in: Interception | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """After the strategy's set-up and before anything is trained: wrong settings are found here."""
+        """Runs after the strategy's set-up and before training, so that wrong settings are found early."""
         refused = _REFUSED & {kind.__name__ for kind in type(trainer.strategy).__mro__}
         if refused:
             raise TypeError(f"ForwardBlocking does not work with {refused.pop()}; use DDP, or one device")
@@ -73,12 +73,12 @@ class ForwardBlocking(Callback):
             raise TypeError("a compiled LightningModule cannot be blocked; compile only submodules behind the cut")
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise TypeError("ForwardBlocking needs training_step(batch, ...), not training_step(dataloader_iter)")
-        if self.blocker is not None:  # of an earlier fit, which this one continues
+        if self.blocker is not None:  # from an earlier fit, which this one continues
             self._state = self.blocker.state_dict()
             self.blocker.remove()
         where = locate_cut(pl_module, self._model, self._at)
         model = pl_module.get_submodule(where.model)
-        # For a selector that looks at the output, `at` has only said which model is meant.
+        # For a selector that needs outputs, `at` only says which model is meant.
         needs = selectors.kind(self._settings.get("selector", "density")).needs
         at = None if needs == "outputs" else where.at
         self.blocker = ForwardBlocker(model, at, self._prune_ratio, **self._settings)
@@ -92,7 +92,7 @@ class ForwardBlocking(Callback):
             return self._step(step, *args, **kwargs)
 
         self._standing_in = Interception(pl_module, "training_step", training_step)
-        # Lightning asks it which arguments the step takes.
+        # Lightning inspects its signature.
         vars(self._standing_in)["__wrapped__"] = self._standing_in.original
 
     def _step(self, step: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +135,7 @@ class ForwardBlocking(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state = state_dict
-        if self._standing_in is None:  # fit has not begun; what an earlier one has left is forgotten
+        if self._standing_in is None:  # fit has not begun; drop what an earlier one left
             self.blocker = None
         elif self.blocker is not None:
             self.blocker.load_state_dict(state_dict)

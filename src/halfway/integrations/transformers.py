@@ -22,7 +22,7 @@ _Trainer: Any = object  # whichever Trainer comes behind the mixin
 
 
 class BlockingMixin(_Trainer):
-    """Blocks samples in every training step. To be put before the Trainer:
+    """Blocks samples in every training step. Put it before the Trainer:
 
         class MyTrainer(BlockingMixin, Trainer): ...
         trainer = MyTrainer(model, args, train_dataset=data, blocking=dict(at="vit.layers.0", prune_ratio=0.4))
@@ -33,7 +33,7 @@ class BlockingMixin(_Trainer):
             model's `forward` has parameters for, without the labels).
 
     Attributes:
-        blocker: the `ForwardBlocker`. `train()` makes a new one if it makes, or compiles, the model.
+        blocker: the `ForwardBlocker`. `train()` makes a new one if it creates or compiles the model.
     """
 
     blocker: ForwardBlocker
@@ -50,12 +50,12 @@ class BlockingMixin(_Trainer):
         self._follow(self.model)
 
     def _follow(self, model: nn.Module) -> None:
-        """A blocker for this model: `train()` makes a new one with `model_init`, or puts torch.compile around it."""
+        """Make a blocker for this model. `train()` may create the model (`model_init`) or wrap it in torch.compile."""
         if unwrap(model) == self._blocked:
             return
         if self._blocked is not None:
             self.blocker.remove()
-        # A copy of the selector, for what it learns is about one model.
+        # A copy of the selector, because what it learns belongs to one model.
         settings = {k: copy.deepcopy(v) if k == "selector" else v for k, v in self._settings.items()}
         self.blocker = ForwardBlocker(model, **settings)
         self._blocked = unwrap(model)
@@ -67,7 +67,7 @@ class BlockingMixin(_Trainer):
         if (epoch := int(self.state.epoch or 0)) != self._epoch:
             self.blocker.set_epoch(epoch)
             self._epoch = epoch
-        # As the Trainer will do: the blocker must see what the model's call will see.
+        # As the Trainer will do it: the blocker must get the same tensors as the model's call.
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -80,7 +80,7 @@ class BlockingMixin(_Trainer):
     def _prepare_inputs(self, inputs: Any) -> Any:
         if inputs is not self._ready:
             return super()._prepare_inputs(inputs)
-        self._ready = None  # once more would copy it, if the device is "cpu:0", as under torchrun
+        self._ready = None  # preparing it twice would copy it if the device is "cpu:0", as under torchrun
         return inputs
 
     def _retain(self, inputs: Any) -> Any:
@@ -98,24 +98,24 @@ class BlockingMixin(_Trainer):
         return retained
 
     def _items(self, batch: Any) -> Tensor:
-        """How many labels the loss is a mean of, counted as the Trainer does; not 0, to divide by."""
+        """How many labels the loss is a mean of, counted as the Trainer does; at least 1, to divide by."""
         first = int(getattr(self, "_loss_shifts_labels", False))  # in language models position 0 is never predicted
         labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"][..., first:]
         return labels.ne(-100).sum().clamp(min=1)
 
     def per_sample_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """(S,) losses of the retained samples. Override it if they are no cross-entropy of logits and labels."""
+        """(S,) losses of the retained samples. Override it if they are not a cross-entropy of logits and labels."""
         try:
             return cross_entropy(outputs, inputs["labels"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"override per_sample_losses(outputs, inputs), there is no cross-entropy: {error}"
+                f"override per_sample_losses(outputs, inputs): the cross-entropy cannot be computed ({error})"
             ) from error
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         if not model.training or self.blocker.selector.wants_losses == "no":
             return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
-        given = dict(inputs)  # the Trainer may take the labels out
+        given = dict(inputs)  # the Trainer may remove the labels
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         with torch.no_grad():
             self.blocker.observe(self.per_sample_losses(outputs, given))
@@ -127,7 +127,7 @@ class BlockingMixin(_Trainer):
         super().log(logs, *args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # Here: not called for save_only_model, and before older checkpoints are deleted.
+        # This hook is not called for save_only_model, and runs before older checkpoints are deleted.
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
             state.save(self.blocker, output_dir)
