@@ -1,5 +1,5 @@
-"""Experiments, and the `halfway` command: everything that needs more than torch. Nothing else imports this room.
+"""Experiments and the `halfway` command: everything that needs more than torch. No other room imports this one.
 
-Begin with `commands`, a file per command. `recipes`, `data` and `models` say what is trained, `training` trains it,
-`comparison` trains several side by side, `report` writes a page about them, and `bench` measures single steps.
+Begin with `commands`, a file per command. `recipes`, `data` and `models` define what is trained, `training` trains it,
+`comparison` trains several methods side by side, `report` writes a page about them, and `bench` measures single steps.
 """

@@ -12,7 +12,7 @@ from .. import __version__
 
 _COMMANDS = ("demo", "layers", "bench", "recipes", "data", "train", "compare", "report")
 
-# What the extra `lab` installs, by the names it is imported under.
+# The packages of the extra `lab`, by their import names.
 _LAB = {
     "filelock",
     "jinja2",
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in _COMMANDS:
         importlib.import_module(f"halfway.lab.commands.{name}").register(commands)
     parsed, rest = parser.parse_known_args(arguments)
-    # argparse stops collecting positional words at the first option; key=value may stand anywhere.
+    # argparse stops collecting positional arguments at the first option, but key=value is allowed anywhere.
     if rest and not (hasattr(parsed, "settings") and all("=" in word and word[0] != "-" for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(parsed.run(parsed) or 0)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `halfway layers resnet50 | head`: whoever reads has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe: `halfway layers resnet50 | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -1,1 +1,1 @@
-"""What one training step costs, measured in several ways side by side (`steps`), and the tables of that."""
+"""What one training step costs: measured in several ways side by side (`steps`), and tabulated (`table`)."""

@@ -1,4 +1,4 @@
-"""Taking the time and the memory of training steps, side by side."""
+"""Measuring time and memory of training steps, side by side."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Step = Callable[[], None]
 
 
 class Clock:
-    """Takes the time of a step, and of its phases if somebody marks their ends."""
+    """Times a step, and its phases if `mark` is called at their ends."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._ends: list[float] = []
 
     def mark(self) -> None:
-        """A phase ends here."""
+        """Mark the end of a phase."""
         self._ends.append(self._now())
 
     def phases(self, step: Step) -> list[float]:
@@ -40,7 +40,7 @@ class Clock:
 def interleaved(
     steps: dict[str, Step], rounds: int, clock: Clock, progress: str | None
 ) -> dict[str, list[list[float]]]:
-    """Seconds of every phase of every step in every round. Rounds begin with another step each."""
+    """Seconds of every phase of every step in every round. Each round starts with another step."""
     from tqdm import tqdm
 
     seconds: dict[str, list[list[float]]] = {way: [] for way in steps}
@@ -60,7 +60,7 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
-    """The most bytes of tensors alive at a time while `step` runs, beyond those alive when it begins."""
+    """The most bytes of tensors alive at once while `step` runs, beyond those alive when it begins."""
     if device.type == "cuda":  # never run
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -68,8 +68,8 @@ def peak_bytes(step: Step, device: torch.device) -> int:
         step()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    # The CPU's allocator keeps no count, but tells the profiler of every allocation and release.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it complains that there is no GPU
+    # The CPU's allocator keeps no count, but reports every allocation and release to the profiler.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it complains that there is no GPU
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     results = profile.profiler.kineto_results

@@ -6,13 +6,13 @@
 - replay: probe, then replay (`reuse="replay"`);
 - limit: never look at the pruned samples, train on S of them.
 
-Three figures each. *FLOPs* are counted, in a steady step. *Wall time* is taken in rounds: every round runs one step of
-each way, in an order that rotates, and each is divided by that round's full step, so that a machine that slows down
-slows down all of them. *Peak memory* is the most bytes a step had allocated beyond what there was when it began.
+Three figures each. *FLOPs* are counted in a steady step. *Wall time* is measured in rounds: every round runs one step
+of each way, in rotating order, and each is divided by that round's full step, so that a machine that slows down slows
+down all of them. *Peak memory* is the most bytes a step had allocated beyond what there was when it began.
 
-The same rounds tell where the time goes: the shallow forward in a full step, and the phases of a replayed one. Their
-difference to the prediction, which counts FLOPs, has four parts: the shallow layers take a larger share of the time
-than of the FLOPs; the probe takes longer than a plain forward; the selection; the cheap operations of the replay.
+The same rounds show where the time goes: the shallow forward in a full step, and the phases of a replayed one. Four
+things make them slower than the prediction, which counts FLOPs: the shallow layers take a larger share of the time than
+of the FLOPs; the probe takes longer than a plain forward; the selection; the cheap operations of the replay.
 
 A step is zero_grad, blocker, forward, loss and backward. The optimizer's step is left out: it costs the same however
 many samples there are.
@@ -162,7 +162,7 @@ class _Ways:
             clock.mark()
             return part
 
-        # Runs at the end of the shallow part, be it a plain one, a probe or a replay.
+        # Runs at the end of the shallow part: of a plain forward, a probe or a replay.
         shallow = (layer, replaying.get_submodule(at))
         self._hooks = [each.register_forward_hook(lambda *_: clock.mark()) for each in shallow]
         self._blockers = (recompute_blocker, replay_blocker)
@@ -177,7 +177,7 @@ class _Ways:
         }
 
     def peak(self, way: str, device: torch.device) -> int:
-        """Peak memory of a step, which begins without gradients."""
+        """Peak memory of a step that begins without gradients."""
         self._models.get(way, self._shared).zero_grad(set_to_none=True)
         gc.collect()
         return peak_bytes(self.steps[way], device)
@@ -192,7 +192,7 @@ class _Ways:
 def train(
     model: nn.Module, x: Tensor, block: Callable[[Tensor], Tensor] | None = None, expected: int | None = None
 ) -> None:
-    """One step without the optimizer's part. With `expected`, every output must have that many rows."""
+    """One step without the optimizer's. With `expected`, every output must have that many rows."""
     model.zero_grad(set_to_none=True)
     if block is not None:
         x = block(x)
@@ -205,7 +205,7 @@ def train(
 
 
 class _NotIndexable(RuntimeError):
-    """Cutting the feature map does not cut the model's outputs: something leads around the cut."""
+    """Cutting the feature map does not cut the model's outputs, because a connection leads around the cut."""
 
 
 def _warm_up(ways: _Ways) -> dict[str, str]:
@@ -224,7 +224,7 @@ def _warm_up(ways: _Ways) -> dict[str, str]:
 
 
 def _steady_flops(step: Step) -> float:
-    """The lesser of two steps: once in a while a replayed step computes one operation again, to check."""
+    """The cheaper of two steps: now and then a replayed step computes one operation again, as a check."""
     counts = []
     for _ in range(2):
         with FlopCounter() as counter:

@@ -14,7 +14,7 @@ _DESCRIPTION = """\
 Measure one training step of a model on this machine, relative to training on all samples, in five ways:
 
   full       all samples
-  index      cut the feature map to the retained rows; autograd still goes through the rows of the others
+  index      cut the feature map to the retained rows; autograd still runs through the other rows
   recompute  halfway with reuse="recompute": the shallow layers run twice for the retained samples
   replay     halfway with reuse="replay": the shallow forward for all, everything else for the retained only
   limit      only the retained samples, as if the others had never existed
@@ -32,7 +32,7 @@ examples:
 
 
 def register(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Add `bench` to the command line."""
     parser = commands.add_parser(
         "bench",
         help="what a step of a model costs, measured",
@@ -47,12 +47,12 @@ def register(commands: Any) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="of the wall time (default: 15)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and retained rows (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="for machines, with versions and machine")
+    parser.add_argument("--json", action="store_true", help="print JSON, with versions and machine")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure the five ways and print the result."""
     import torch
 
     from .. import devices

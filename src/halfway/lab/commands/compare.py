@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Train a recipe with several methods, pruning ratios and seeds, and print one table. At a given seed all methods start
-from the same weights and see the same batches, so that differences are paired. What is done is skipped: the same
+from the same weights and see the same batches, so that differences are paired. Finished runs are skipped: the same
 command goes on after an interruption, and more seeds or ratios can be added later.
 
   score      after the last epoch (no epoch is picked): mean ± standard error over seeds (n)
@@ -42,7 +42,7 @@ examples:
 
 
 def register(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Add `compare` to the command line."""
     from .train import add_recipe_options
 
     parser = commands.add_parser(
@@ -69,7 +69,7 @@ def register(commands: Any) -> None:
         "--random-at-equal-cost", action="store_true", help="also random pruning for the price of each other method"
     )
     parser.add_argument("--fewer-epochs", action="store_true", help="also full data for the price of each other method")
-    parser.add_argument("--table", action="store_true", help="train nothing, tabulate what is finished")
+    parser.add_argument("--table", action="store_true", help="train nothing, tabulate the finished runs")
     parser.add_argument("--out", metavar="DIR", help="folder of the comparison (default: runs/compare-RECIPE)")
     parser.add_argument(
         "--rounds", type=int, default=15, metavar="N", help="steps to time side by side; 0: none (default: %(default)s)"
@@ -115,7 +115,7 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
 
     Args:
         rounds: steps to time side by side, 0 for none.
-        command: to be kept with the results, and to go on with.
+        command: kept with the results, and printed to go on with.
         only_tabulate: train and time nothing.
     """
     from ..comparison import results, table
@@ -140,7 +140,7 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
         found = comparison.finished(plan, folder)
         if not found:
             raise ValueError(f"no run of this comparison is finished in {folder}")
-        # Steps are timed by a single process: several would have to agree on who is next.
+        # Steps are timed by a single process: several would have to agree on an order.
         rounds = rounds if session.alone() and not only_tabulate else 0
         timing = comparison.timing(plan, folder, device, rounds, found)
     rows = results.summarise(found, timing["steps"])

@@ -31,7 +31,7 @@ examples:
 
 
 def register(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Add `data` to the command line."""
     parser = commands.add_parser(
         "data",
         help="the data sets of the recipes, and fetching them",
@@ -84,7 +84,7 @@ def _does(known: Any) -> str:
 
 
 def _used_by() -> dict[str, list[str]]:
-    """Names of recipes by data set; what SBD is needed for also needs VOC."""
+    """Names of recipes by data set; recipes that need SBD also need VOC."""
     from ..data import official
     from ..recipes import schema
 

@@ -8,11 +8,11 @@ from typing import Any
 
 _HELP = """\
 Trains a small ResNet on 1,200 real handwritten digits (they ship with scikit-learn; nothing is downloaded) on all data,
-with random pruning, with PFB (Partial Forward Blocking), and on all data for as few epochs as cost the same. At each
+with random pruning, with PFB (Partial Forward Blocking), and on all data for fewer epochs at the same cost. At each
 seed all of them start from the same weights and see the same batches, so that only the pruning differs.
 
 It is `halfway compare digits --fewer-epochs`, then `halfway report`: the table is printed, and a page to look at is
-written. The columns are those of `halfway compare --help`. What is done is not done again: the same command goes on
+written. The columns are those of `halfway compare --help`. Finished runs are not repeated: the same command goes on
 after an interruption."""
 
 _EXAMPLES = """\

@@ -22,21 +22,21 @@ List every sensible cut of a model with what blocking there would cost, before a
   p=0.3    cost of a step that prunes 30 % of its samples: (1 - p) + p * F/T, where 1 is training on all samples
   run p=   cost of a whole run, in whose first and last epochs nothing is pruned (--schedule, --length)
 
-Auxiliary heads, and what lies within a branch of a block, are no places to cut and not listed.
+Auxiliary heads and layers within a branch of a block cannot be cut at and are not listed.
 
-A shallow cut costs next to nothing but shows features that know little; cuts with F/T up to about 0.1 are usual.
+A shallow cut costs next to nothing, but its features know little; cuts with F/T up to about 0.1 are usual.
 """
 _EPILOG = """\
 examples:
   halfway layers resnet50
-  halfway layers timm.models:resnet18      (torchvision has one of that name, too, which comes first)
+  halfway layers timm.models:resnet18      (torchvision's resnet18 would come first)
   halfway layers vit_small_patch16_224 --size 384 --schedule 15:265 --length 300
   halfway layers mypackage.models:make_encoder --input 128 --dtype int64
 """
 
 
 def register(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Add `layers` to the command line."""
     parser = commands.add_parser(
         "layers",
         help="what each cut of a model would save",
@@ -53,12 +53,12 @@ def register(commands: Any) -> None:
         help="the epochs in which samples are pruned (default: 5:80, the paper's for ResNet-50 on ImageNet)",
     )
     parser.add_argument("--length", type=int, default=90, help="epochs of the whole run (default: 90)")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def add_input_options(parser: argparse.ArgumentParser, batch: int) -> None:
-    """The options that say what the model's input looks like."""
+    """Add the options that describe the model's input."""
     parser.add_argument("--batch", type=int, default=batch, help=f"samples in a batch (default: {batch})")
     parser.add_argument("--size", type=int, help="of square RGB images (default: what the model is made for, or 224)")
     parser.add_argument("--input", metavar="SHAPE", help="shape of one sample if not an image, like 128 or 1,28,28")
@@ -106,7 +106,7 @@ def _schedule(text: str) -> Schedule:
 
 
 def _survey(source: Source, batch: int, schedule: Schedule, length: int) -> Layers:
-    """On the meta device, where nothing is computed; on the CPU for a model that cannot do without values."""
+    """Count on the meta device, which computes nothing; on the CPU for a model that needs real values."""
     import torch
 
     from ...costs.layers import layers

@@ -21,7 +21,7 @@ NAME, print that recipe with all its settings.
 
 
 def register(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Add `recipes` to the command line."""
     parser = commands.add_parser(
         "recipes",
         help="what there is to train, with predicted costs",
@@ -29,12 +29,12 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe with all its settings")
-    parser.add_argument("--markdown", action="store_true", help="the table for a document")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print."""
+    """Print the table of recipes, or one recipe."""
     from ...tables import columns, markdown
     from ..recipes import schema as recipes
 

@@ -7,32 +7,32 @@ from pathlib import Path
 from typing import Any
 
 _DESCRIPTION = """\
-Write a page about runs: what came out in plain sentences, the table, accuracy against cost, curves over the training,
-which classes and samples were pruned and retained, with pictures, and how it was measured. One HTML file with
-everything inside; it opens from disk, without a network, light or dark as the browser is.
+Write a page about runs: the results in plain sentences, the table, accuracy against cost, curves over the training,
+which classes and samples were pruned and retained, with pictures, and how it was measured. It is one HTML file that
+opens from disk, without a network, in the browser's light or dark mode.
 
 RUN is the folder of a comparison (`halfway compare`), of a run (`halfway train`), or of several runs. Rows are the
-groups that `compare` wrote into results.json; of loose runs, those that differ in nothing but the seed are one row.
+groups that `compare` wrote into results.json; loose runs that differ only in the seed form one row.
 Unfinished runs are named and left out. All runs must be of the same recipe. Where only results.json is left of a
 comparison, the table and the first figure are written from it.
 
-Pictures need the data set: --data says where it lies now. Without it the rest of the page is still written.
+Pictures need the data set: --data says where it is now. Without it the rest of the page is still written.
 
-A report runs no code of the runs: what needs a model of somebody's own (package.module:factory, or one with options of
-torchvision's or timm's builder) is left out unless you --trust them.
+A report runs no code that the runs name. Sections that need a user's own model (package.module:factory, or options of
+torchvision's or timm's builder) are left out unless you --trust the runs.
 """
 _EPILOG = """\
 examples:
   halfway report runs/compare-tiny-cifar10
   halfway report runs/compare-tiny-cifar10 --data data --out cifar10.html
   halfway report runs/tiny-cifar10-full-s0 runs/tiny-cifar10-pfb-0.5-s0
-  halfway report runs/mine --trust                     (trained on a model of my own)
+  halfway report runs/mine --trust                     (trained on my own model)
   halfway report runs/noise-a runs/noise-b --title "Noise, two sweeps"
 """
 
 
 def register(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Add `report` to the command line."""
     parser = commands.add_parser(
         "report",
         help="write a page about finished runs",
@@ -42,11 +42,11 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders that hold some")
     parser.add_argument("--out", metavar="FILE", help="the page (default: report.html in the first RUN)")
-    parser.add_argument("--data", metavar="DIR", help="where the data lie (default: where they lay in training)")
+    parser.add_argument("--data", metavar="DIR", help="where the data are (default: where they were in training)")
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="imports and builds the models that the run folders name; only for runs of your own",
+        help="import and build the models that the run folders name; only for your own runs",
     )
     parser.add_argument("--title", metavar="TEXT", help="the line above the headline (default: the recipe's name)")
     parser.set_defaults(run=run)

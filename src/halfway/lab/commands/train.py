@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from ..recipes.schema import Recipe
 
 _DESCRIPTION = """\
-Train a recipe. `halfway recipes` lists those that ship with halfway, with what they will cost; a .yaml file of your own
-works as well, and so does the config.yaml of an earlier run.
+Train a recipe. `halfway recipes` lists those that ship with halfway and what they will cost; your own .yaml file works
+as well, and so does the config.yaml of an earlier run.
 
 The run folder holds config.yaml (repeats the run), metrics.jsonl and tensorboard/ (one entry per epoch) and last.pt
-(the checkpoint; torch.load(..., weights_only=True)). Ctrl-C, a crash or a kill lose at most one epoch: the same command
-with --resume goes on and ends with the same bits.
+(the checkpoint; torch.load(..., weights_only=True)). Ctrl-C, a crash or a kill loses at most one epoch: the same
+command with --resume goes on and ends with bit-identical weights.
 
 Every setting can be changed: `optimizer.lr=0.05 batch_size=64 density.noise=0.1 cut=layer2`.
 
@@ -40,7 +40,7 @@ examples:
 
 
 def register(commands: Any) -> None:
-    """Add the command to the parser."""
+    """Add `train` to the command line."""
     parser = commands.add_parser(
         "train",
         help="train a recipe",
@@ -56,22 +56,22 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--save-losses",
         metavar="FILE",
-        help="afterwards write the loss of each training image, not augmented; with data.holdout=true of a model that "
-        "has not seen them, for `--method rho rho.losses=FILE`",
+        help="afterwards write the loss of each training image, not augmented; with data.holdout=true the model has "
+        "not seen these images, and the file is for `--method rho rho.losses=FILE`",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the folder; there must be one")
     parser.set_defaults(run=run)
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
-    """What `train` and `compare` share."""
+    """Add the options that `train` and `compare` share."""
     parser.add_argument("recipe", metavar="RECIPE", help="a name (`halfway recipes`) or a .yaml file")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="any setting of the recipe")
     parser.add_argument(
-        "--epochs", type=int, metavar="N", help="train so long (steps, for recipes that count them); the window scales"
+        "--epochs", type=int, metavar="N", help="length (in steps for recipes that count steps); the window scales"
     )
     parser.add_argument(
-        "--data", metavar="DIR", help="where the data lie (default: data); `synthetic` makes pictures up"
+        "--data", metavar="DIR", help="where the data are (default: data); `synthetic` generates pictures"
     )
     parser.add_argument(
         "--download",
@@ -96,14 +96,14 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def fetch_data(recipe: Recipe) -> None:
-    """Fetch the recipe's data set, if it is missing. Before processes join: all but one of them wait for that one."""
+    """Fetch the recipe's data set if it is missing. Call it before processes join: one fetches, the others wait."""
     from ..data import official
 
     official.fetch_for(recipe.data, recipe.root)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train."""
+    """Train the recipe in its run folder, and print the result."""
     from .. import data
     from ..files import DiskFullError
     from ..training import irreducible as losses

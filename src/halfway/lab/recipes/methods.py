@@ -17,13 +17,17 @@ from ...selectors import SELECTORS, Selector
 
 FULL = "full"
 
-# Settings the training fills in itself: what it knows about the data, the loss and the run.
+# Settings that the training fills in itself, from the data, the loss and the run.
 _FILLED_IN = {"self", "data", "prune_ratio", "common", "loss_fn", "num_samples", "target"}
 
 
 @dataclass(frozen=True)
 class Method:
-    """implementation: the name of a selector or sampler. preset: the settings that make a variant of it."""
+    """A method of a recipe.
+
+    implementation: the name of a selector or sampler.
+    preset: the settings that make this method a variant of it.
+    """
 
     implementation: str
     preset: Mapping[str, Any] = field(default_factory=dict)
@@ -39,21 +43,21 @@ class Method:
         return "nothing" if self.before_epoch else SELECTORS[self.implementation].needs
 
     def selector(self, settings: Mapping[str, Any], **known: Any) -> Selector:
-        """A new one. `known`: what the training knows; passed on if it is asked for."""
+        """A new selector. `known`: settings that the training can fill in; passed on if the selector takes them."""
         kind = SELECTORS[self.implementation]
         return kind(**_asked_for(kind, known), **{**settings, **self.preset})
 
     def sampler(self, samples: int, ratio: float, settings: Mapping[str, Any], **common: Any) -> EpochSampler:
-        """A new one for `samples` samples."""
+        """A new sampler for `samples` samples."""
         return SAMPLERS[self.implementation](samples, ratio, **{**settings, **self.preset}, **common)
 
 
-# The paper's name for its method, and what has a name of its own in the literature or in our tables.
+# The paper's name for its method, and variants with their own name in the literature or in our tables.
 VARIANTS = {
     "pfb": Method("density"),
     "infobatch_dagger": Method("infobatch", {"threshold": 0.95}),
 }
-# Other names of a method. They end where it is looked up: nothing behind `resolve` and `find` sees them.
+# Other names of a method. `resolve` and `find` translate them, so nothing else sees them.
 ALIASES = {"density": "pfb"}
 METHODS: dict[str, Method] = {
     **VARIANTS,
@@ -68,12 +72,12 @@ def names() -> list[str]:
 
 
 def comparable() -> list[str]:
-    """Those that run without further ado: all but `rho`, which needs the losses of a holdout model."""
+    """The methods that need no preparation: all but `rho`, which needs the losses of a holdout model."""
     return [name for name in names() if name != "rho"]
 
 
 def resolve(name: str) -> str:
-    """The one name of a method, `full` included; unknown ones are refused."""
+    """The main name of a method, given any of its names; `full` is one. Unknown names are errors."""
     name = ALIASES.get(name, name)
     if name != FULL and name not in METHODS:
         close = difflib.get_close_matches(name, names(), n=3)

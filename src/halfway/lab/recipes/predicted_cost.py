@@ -17,13 +17,13 @@ Equal = Literal["ratio", "flops"]
 
 
 def predicted_cost(recipe: Recipe) -> Cost:
-    """Of a pruned step and of the run, relative to full data. Nothing is computed."""
+    """The cost of a pruned step and of the run, relative to full data, counted on the meta device."""
     ratio = recipe.prune_ratio if recipe.prunes else 0.0
     return cost_of(probe_share(recipe), ratio, share_of_run(recipe.schedule, recipe.length))
 
 
 def probe_share(recipe: Recipe) -> float:
-    """What the method runs on a pruned sample, relative to a whole training step of one sample."""
+    """The cost of what the method runs on a pruned sample, relative to a whole training step of one sample."""
     method = recipe.pruning
     if method is None or method.needs == "nothing":
         return 0.0
@@ -35,8 +35,8 @@ def probe_share(recipe: Recipe) -> float:
 def fitted(recipe: Recipe, equal: Equal | None) -> dict[str, Any]:
     """The settings with which the recipe's method really prunes `prune_ratio`, or costs what PFB costs at that ratio.
 
-    InfoBatch prunes a share of its candidates only: its threshold is matched to the ratio, or, if the variant fixes it,
-    the ratio is raised.
+    InfoBatch prunes only a share of its candidates, so its threshold is matched to the ratio; if the variant fixes the
+    threshold, the ratio is raised.
     """
     if equal is None or not recipe.prunes:
         return {}
@@ -62,7 +62,8 @@ def random_ratio(recipe: Recipe) -> float:
 
 @lru_cache
 def _forward_share(name: str, options: str, classes: int, size: tuple[int, int], cut: str | None) -> float:
-    """Of the forward pass up to the cut, or of all of it. `options`: of the network, as JSON."""
+    """The share of the forward pass up to the cut (None: of all of it) in a training step. `options`: of the network,
+    as JSON."""
     import torch
 
     from ...costs.cost import cost, run_metered

@@ -1,8 +1,8 @@
 """A recipe: everything one training needs to know, in one small YAML file.
 
-The shipped ones are in `recipes/`; a path to a YAML file works as well, and so does the `config.yaml` of a run. A
-recipe may say `extends: other` and then only what differs. Any setting can be replaced by `key=value`, with dots for
-sections: `optimizer.lr=0.05`, `density.noise=0.1`, `cut=layer2`.
+Those that ship with halfway are beside this file; a path to a YAML file works as well, and so does the `config.yaml` of
+a run. A recipe may say `extends: other` and then only what differs. Any setting can be replaced by `key=value`, with
+dots for sections: `optimizer.lr=0.05`, `density.noise=0.1`, `cut=layer2`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from . import methods as known_methods
 from .methods import FULL, IMPLEMENTATIONS, Method
 
 FOLDER = Path(__file__).parent
-# What the runs of a comparison do not share.
+# Settings in which the runs of a comparison differ.
 OF_A_RUN = ("root", "seed", "method", "prune_ratio")
-# Words for people, and where and how the data are read: none of it changes what a run computes.
+# Descriptions, and where and how the data are read: none of this changes what a run computes.
 _NO_IDENTITY = ("title", "paper", "root")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """name: see `nets.build`. options: passed to its builder. weights: a file of pretrained weights."""
+    """Which network.
+
+    name: see `models.small.build`.
+    options: passed to its builder.
+    weights: a file of pretrained weights.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +46,12 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """name: sgd, lars (timm's), adamw. lr: the peak. options: passed to the optimizer."""
+    """Which optimizer.
+
+    name: sgd, lars (timm's) or adamw.
+    lr: the peak.
+    options: passed to the optimizer.
+    """
 
     name: Literal["sgd", "lars", "adamw"]
     lr: float
@@ -51,8 +61,13 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class LearningRate:
-    """name: onecycle, cosine, poly. warmup: length of its linear or one-cycle rise, in the recipe's unit; None: the
-    policy's own. final: the last learning rate, where the policy has one. power: of poly."""
+    """How the learning rate changes.
+
+    name: onecycle, cosine or poly.
+    warmup: length of its linear or one-cycle rise, in the recipe's unit; None: the policy's own.
+    final: the last learning rate, where the policy has one.
+    power: of poly.
+    """
 
     name: Literal["onecycle", "cosine", "poly"]
     warmup: float | None = None
@@ -64,8 +79,11 @@ class LearningRate:
 class Paper:
     """What the paper reports for this setting: its numbers, not ours.
 
-    where: its table. score: its metric. full: score on all data. pfb: score by pruning ratio. saved: share of the
-    training time it says it saves, by pruning ratio.
+    where: its table.
+    score: its metric.
+    full: score on all data.
+    pfb: score by pruning ratio.
+    saved: share of the training time that it reports as saved, by pruning ratio.
     """
 
     where: str
@@ -79,12 +97,16 @@ class Paper:
 class Recipe:
     """All settings of a training. `length`, `window`, `log_every` and warm-up are counted in `unit`s.
 
-    cut: the layer PFB blocks at. window: prune from [start, to stop), None for the end. method: one of `methods.names`.
-    methods: settings of methods by name; in files and on the command line each is a section of its own, like
-    `density: {noise: 0.1}`. log_every: how often metrics and a checkpoint are written;
-    evaluate_every: how many of those intervals lie between two evaluations (the last one always evaluates).
-    multi_scale: scales of the final evaluation, each also flipped. auxiliary_weight: of the auxiliary head's loss.
+    cut: the layer PFB blocks at.
+    window: prune in [start, stop); a stop of None is the end of the run.
+    method: one of `methods.names`.
+    methods: settings by method; in files and on the command line each is a section, like `density: {noise: 0.1}`.
+    auxiliary_weight: of the auxiliary head's loss.
     precision: "amp" is float16 with a gradient scaler on CUDA and bfloat16 elsewhere.
+    log_every: how often metrics and a checkpoint are written.
+    evaluate_every: how many of those intervals lie between two evaluations (the last one always evaluates).
+    multi_scale: scales of the final evaluation, each also flipped.
+    root: folder of the data.
     """
 
     name: str
@@ -120,7 +142,7 @@ class Recipe:
         for name in ("length", "batch_size", "log_every", "evaluate_every", "evaluation_batch"):
             _in_range(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _in_range("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "positive")
-        # Aliases end here: `density` is `pfb` for all that follows.
+        # Aliases are resolved here: from now on `density` is `pfb`.
         object.__setattr__(self, "method", known_methods.resolve(self.method))
         self.schedule  # noqa: B018  a window that ends before it begins is refused here
         for name, settings in self.methods.items():
@@ -133,17 +155,17 @@ class Recipe:
 
     @property
     def prunes(self) -> bool:
-        """Where it does not, the plain loop runs."""
+        """Whether anything is pruned; if not, the plain loop runs."""
         return self.method != FULL and self.prune_ratio > 0
 
     @property
     def pruning(self) -> Method | None:
-        """The method, None where nothing is pruned."""
+        """The method; None if nothing is pruned."""
         return known_methods.find(self.method) if self.prunes else None
 
     @property
     def method_settings(self) -> dict[str, Any]:
-        """The settings of its method."""
+        """The settings of this recipe's method."""
         return dict(self.methods.get(self.pruning.implementation, {})) if self.pruning is not None else {}
 
     def selector(self, **known: Any) -> Selector | None:
@@ -157,8 +179,8 @@ class Recipe:
     def sampler(self, samples: int, per_epoch: int) -> EpochSampler | None:
         """A new sampler with its settings, if the method decides before the epoch.
 
-        per_epoch: steps of an epoch of all data. A window in steps begins and ends at the nearest epoch, and not before
-        the second if there is anything before it: a method that learns from losses needs to have seen some.
+        per_epoch: steps of an epoch of all data. A window in steps begins and ends at the nearest epoch. Unless it
+            begins at step 0, it begins with the second epoch at the earliest, so that there are losses to learn from.
         """
         method = self.pruning
         if method is None or not method.before_epoch:
@@ -173,7 +195,7 @@ class Recipe:
 
     @property
     def score_name(self) -> str:
-        """What the score is, a percentage; the final one, where that is evaluated at several scales."""
+        """The name of the score, a percentage; of the final one if that is evaluated at several scales."""
         if self.task == "classification":
             return "top-1 accuracy"
         return "mean intersection over union" + (", multi-scale with flips" if self.multi_scale else "")
@@ -184,10 +206,10 @@ class Recipe:
         return Schedule(*self.window, unit=self.unit)
 
     def of_length(self, length: int) -> Recipe:
-        """The same in another length: window and warm-up keep their share of it."""
+        """The same recipe with another length; window and warm-up keep their share of it."""
         factor = length / self.length
         start, stop = self.window
-        # At least one epoch before the window, if there was any, and one within: zero would be another recipe.
+        # At least one epoch before the window if there was any, and one within it: zero would be another recipe.
         first = _scaled(start, factor)
         if start < self.length:
             first = min(first, length - 1)
@@ -197,7 +219,7 @@ class Recipe:
         return dataclasses.replace(self, length=length, window=window, learning_rate=rate)
 
     def with_settings(self, changes: Mapping[str, Any]) -> Recipe:
-        """The same with other values, by dotted key."""
+        """The same recipe with other values, by dotted key."""
         return from_dict(merged(self.as_dict(), _nested(changes)))
 
     def get(self, key: str) -> Any:
@@ -208,10 +230,10 @@ class Recipe:
         return value
 
     def identity(self) -> dict[str, Any]:
-        """All that decides how a run comes out, by dotted key, lists as text: equal identities are the same run.
+        """Everything that affects the result of a run, by dotted key, lists as text. Equal identities are the same run.
 
-        Of the methods' settings only those of its own method count, and they are complete: a setting left at its
-        default is the same as the default given.
+        Of the methods' settings only those of this recipe's method count, with defaults filled in: a setting left out
+        equals its default given explicitly.
         """
         content = {key: value for key, value in self.as_dict().items() if key not in (*_NO_IDENTITY, *IMPLEMENTATIONS)}
         content["data"].pop("workers")
@@ -254,7 +276,7 @@ def parse_settings(words: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A value as YAML understands it, and 1e-3, which YAML takes for a word."""
+    """A value as YAML reads it; also 1e-3, which YAML takes for a string."""
     import yaml
 
     if "e" in text.lower():
@@ -267,7 +289,7 @@ def parse_value(text: str) -> Any:
 
 
 def dump(recipe: Recipe) -> str:
-    """As YAML, such that `load` gives the same recipe."""
+    """The recipe as YAML; `load` gives the same recipe back."""
     import yaml
 
     return yaml.safe_dump(recipe.as_dict(), sort_keys=False, width=100)
@@ -285,7 +307,7 @@ def from_dict(content: Mapping[str, Any]) -> Recipe:
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` over `base`, section by section. What is called otherwise does not inherit the other's options."""
+    """`changes` over `base`, section by section. A section with another `name` does not inherit options."""
     out = dict(base)
     if changes.get("name", out.get("name")) != out.get("name"):
         out.pop("options", None)
@@ -296,7 +318,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _read(name: str, beside: Path = Path(), extending: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings in a file with those it extends. extending: the files that led here."""
+    """The settings in a file, merged over those it extends. extending: the chain of files that led here."""
     import yaml
 
     path = beside / name if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
@@ -326,7 +348,7 @@ def _read(name: str, beside: Path = Path(), extending: tuple[Path, ...] = ()) ->
 
 
 def _make(kind: Any, content: Mapping[str, Any], section: str) -> Any:
-    """A dataclass from a mapping, refusing unknown keys and wrong types by their dotted names."""
+    """A dataclass from a mapping; unknown keys and wrong types are errors that give the dotted name."""
     hints = get_type_hints(kind)
     for key in content:
         if key not in hints:
@@ -369,7 +391,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return None if value is None else _convert(value, inner, key)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is float and isinstance(value, str):  # 1e-3 is a word to YAML
+    if hint is float and isinstance(value, str):  # YAML reads 1e-3 as a string
         value = _number(value, key)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ValueError(f"{key} must be {_WORDS.get(hint, hint.__name__)}, got {value!r}")
