@@ -1,1 +1,1 @@
-"""Methods side by side: which runs that needs (`trials`), training and timing them (`run`), the numbers (`table`)."""
+"""Methods side by side: which runs are needed (`trials`), training and timing them (`run`), the numbers (`table`)."""

@@ -1,4 +1,4 @@
-"""Differences between methods, paired by seed: same weights, same batches, so that what they share cancels."""
+"""Differences between methods, paired by seed: same initial weights and batches, so that what they share cancels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Scores are counts of test samples. A spread below this is the last bit of a float, and carries no interval.
+# Scores are counts of test samples. A spread below this is a rounding error, and gives no interval.
 _NO_SPREAD = 1e-9
 
 
@@ -16,9 +16,9 @@ class Difference:
 
     mean: of the paired differences.
     error: its standard error; None for a single seed.
-    low, high: the 95 % t interval; None for a single seed, and where all differences are equal: a handful of equal
-        counts does not say how far the next one would lie.
-    n: seeds that both have.
+    low, high: the 95 % t interval; None for a single seed, and if all differences are equal: a handful of equal counts
+        says nothing about the spread.
+    n: number of seeds that both have.
     """
 
     mean: float

@@ -1,7 +1,7 @@
 """The numbers of a comparison: a row per group of runs, and the file that keeps them.
 
-`results.json` holds, beside the rows, which run folder belongs to which group: what `compare` knew is written down, and
-the report reads it. It is written before the first run and again at the end; groups of earlier calls stay in it.
+`results.json` holds, beside the rows, which run folder belongs to which group, so that the report need not guess. It is
+written before the first run and again at the end; groups of earlier calls stay in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .paired import Difference, difference, standard_error
 from .trials import Group, Trial
 
 FILE = "results.json"
-# Runs whose FLOPs differ by less, relative to full data, cost the same: batches prune whole samples.
+# Runs whose FLOPs differ by less than this, relative to full data, count as equal in cost: batches prune whole samples.
 SAME_COST = 0.01
 Results = Mapping[Group, Mapping[int, RunResult]]
 
@@ -34,7 +34,7 @@ class Row:
     scores: by seed.
     mean, error: of the scores; no standard error for a single seed.
     minus_full, minus_random: paired differences to full data, and to random pruning at the same ratio.
-    minus_random_at_cost: to random pruning at the ratio where its run costs the same.
+    minus_random_at_cost: paired difference to random pruning at the ratio where its run costs the same.
     effective_ratio: (in pruned steps, in the run).
     flops: (of a pruned step, of the run), relative to full data for as many epochs.
     cost: FLOPs of the run relative to full data for all epochs of the recipe: less than `flops` where a group trains
@@ -59,12 +59,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a `results.json` says.
+    """The contents of a `results.json`.
 
     groups: the run folder of each seed, as planned; empty in files of halfway 0.1.0.
-    rows: of the runs that were finished then.
-    withdrawn: rows that do not count any more: their runs did not do what their method says.
-    command: that wrote it.
+    rows: of the runs that were finished when it was written.
+    withdrawn: rows that no longer count, because their runs did not do what their method says.
+    command: the command that wrote it.
     recipe: what all runs share; None if nothing was finished.
     session: data, versions and machine of a run.
     timing: see `run.timing`.
@@ -118,7 +118,7 @@ def _row(
 
 
 def _costs(results: Results) -> dict[Group, float]:
-    """FLOPs of each group's runs, relative to full data for all epochs: the same net, so that samples are the unit."""
+    """FLOPs of each group's runs, relative to full data for all epochs. The net is the same, so samples count."""
 
     def mean(key: str) -> dict[Group, float]:
         return {g: statistics.fmean(run.metrics[-1][key] for run in runs.values()) for g, runs in results.items()}
@@ -126,7 +126,7 @@ def _costs(results: Results) -> dict[Group, float]:
     spent, seen = mean("spent"), mean("seen")
 
     def reference(group: Group) -> float:
-        """Samples that full data of all epochs takes at the group's settings."""
+        """Samples that full data for all epochs takes at the group's settings."""
         return max(seen[other] for other in seen if _but_length(other) == _but_length(group))
 
     return {group: spent[group] / reference(group) for group in results}
@@ -137,7 +137,7 @@ def _but_length(group: Group) -> Group:
 
 
 def _random_at_cost(group: Group, costs: dict[Group, float]) -> Group:
-    """The random pruning whose run costs most nearly the same; the group itself if none does."""
+    """The group of random pruning that is closest in cost; the group itself if none costs the same."""
     settings = group.rival("random").settings
 
     def far(other: Group) -> float:
@@ -155,7 +155,7 @@ def _mean_pair(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def note_plan(folder: Path, trials: Iterable[Trial], command: str) -> None:
-    """Write down which run folder will belong to which group, beside what `results.json` says already."""
+    """Add to `results.json` which run folder will belong to which group."""
     groups = {} if (before := read(folder)) is None else before.groups
     for trial in trials:
         groups.setdefault(trial.group, {})[trial.seed] = Path(trial.folder)
@@ -168,7 +168,7 @@ def note_plan(folder: Path, trials: Iterable[Trial], command: str) -> None:
 
 
 def write(folder: Path, rows: Sequence[Row], command: str, results: Results, timing: Mapping[str, Any]) -> None:
-    """Write every number of the table into `results.json`; the groups in it stay."""
+    """Write every number of the table to `results.json`, and leave its groups as they are."""
     run = next(iter(next(iter(results.values())).values()))
     content = {
         "command": command,
@@ -188,7 +188,7 @@ def _content(folder: Path) -> dict[str, Any] | None:
 
 
 def read(folder: Path) -> Recorded | None:
-    """What `results.json` says; None if there is none."""
+    """The contents of `results.json`; None if there is none."""
     content = _content(folder)
     if content is None:
         return None

@@ -1,11 +1,11 @@
-"""`halfway compare`, the work of it: train all trials, one after the other, and time their steps side by side.
+"""The work of `halfway compare`: trains all trials, one after the other, and times their steps side by side.
 
     FOLDER/METHOD-RATIO-sSEED/     a run folder each
     FOLDER/timing.json             wall time of a step, relative to full training
     FOLDER/table.md, results.json  what came out
 
-Accuracy comes from the runs. Wall time does not: a machine is never equally busy in two runs. It is measured at the
-end, in rounds of one pruned step of each method on the same batch, and only the ratio within a round counts.
+Accuracy comes from the runs. Wall time does not, because a machine is never equally busy in two runs: it is measured at
+the end, in rounds of one pruned step of each method on the same batch, and only ratios within a round count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WARM_UP = 3
 
 def check(trials: Sequence[Trial], folder: Path) -> None:
     """Raise unless all trials can be trained here. Nothing is written."""
-    for trial in trials:  # what is done must be of the same recipe, too
+    for trial in trials:  # finished runs must be of the same recipe, too
         RunFolder(folder / trial.folder).check(trial.recipe, resume=True)
     for recipe in {trial.group: trial.recipe for trial in trials}.values():
         training.check(recipe)
@@ -85,11 +85,12 @@ def time_steps(
 ) -> dict[str, Any]:
     """Wall time of a pruned step of each group relative to a full one: median and quartiles over rounds.
 
-    Every group takes its step on the same batch in turn, in rotating order. Groups whose recipe differs in more than
-    the pruning (another batch size, say) are timed against full training of their own.
+    The groups take turns on the same batch, in rotating order. Groups whose recipe differs in more than the pruning
+    (another batch size, say) are timed against full training with their own settings.
 
     Args:
-        shares: for methods that decide before the epoch: how many steps are left of one. Their steps are whole ones.
+        shares: for methods that decide before the epoch, the share of an epoch's steps that is left. Each of their
+            steps is a full one.
     """
     load = _Loader(device)
     timings: dict[str, Any] = {}
@@ -127,7 +128,7 @@ def timing(
     rounds: int,
     results: Mapping[Group, Mapping[int, RunResult]],
 ) -> Any:
-    """The timing in the folder, measured anew if it does not cover all groups. results: the finished runs."""
+    """The timing in the folder, measured again if it does not cover all groups. results: the finished runs."""
     path = folder / "timing.json"
     known = json.loads(path.read_text()) if path.exists() else {"steps": {}}
     recipes = {trial.group: trial.recipe for trial in trials}
@@ -156,7 +157,7 @@ def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[],
 
 
 class _Loader:
-    """Data sets are read once, not once per run."""
+    """Loads each data set once, not once per run."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

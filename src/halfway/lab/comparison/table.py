@@ -45,7 +45,7 @@ def text(rows: Sequence[Row]) -> str:
 def markdown(
     rows: Sequence[Row], command: str, recipe: Recipe, session: Mapping[str, Any], timing: Mapping[str, Any]
 ) -> str:
-    """A page with the table and all that its numbers must not stand without.
+    """A page with the table, its reading, and where the numbers come from.
 
     session: of one of the runs, see `RunResult.sessions`.
     """

@@ -1,7 +1,7 @@
 """The runs of a comparison: every method at every ratio, setting and seed, and nothing twice.
 
-A method that does not look at a setting is not run again for its other values: full data are the same at every ratio,
-and random pruning at every cut.
+A method that ignores a setting is not run again for its other values: full data give the same run at every ratio, and
+random pruning at every cut.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from ..recipes.methods import FULL, IMPLEMENTATIONS, METHODS, resolve
 from ..recipes.predicted_cost import Equal, fitted, predicted_cost, random_ratio
 from ..recipes.schema import Recipe
 
-# What a comparison is made of has options of its own.
+# Settings that define the comparison itself have their own options.
 _OF_PLAN = {"method": "--methods", "prune_ratio": "--ratios", "seed": "--seeds"}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed only. ratio: None for full data. settings: what `--over` changed."""
+    """Runs that differ only in their seed.
+
+    ratio: None for full data.
+    settings: what `--over` changed.
+    """
 
     method: str
     ratio: float | None
@@ -29,12 +33,12 @@ class Group:
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """The group's name in tables."""
         return ", ".join([self.method, *([] if self.ratio is None else [f"p = {self.ratio:g}"]), *self._changes()])
 
     @property
     def folder(self) -> str:
-        """The beginning of its runs' folder names."""
+        """What the names of its run folders begin with."""
         parts = [self.method, *([] if self.ratio is None else [f"{self.ratio:g}"]), *self._changes()]
         return "-".join(part.replace("/", "_").replace(" ", "") for part in parts)
 
@@ -43,11 +47,11 @@ class Group:
 
     @property
     def rival_full(self) -> Group:
-        """Full data, at the same settings as far as they matter there."""
+        """Full data at the same settings, as far as these matter to it."""
         return group_of(FULL, None, dict(self.settings))
 
     def rival(self, method: str) -> Group:
-        """Another method at the same ratio and settings, as far as they matter there."""
+        """Another method at the same ratio and settings, as far as these matter to it."""
         return group_of(method, self.ratio, dict(self.settings))
 
 
@@ -65,7 +69,7 @@ class Trial:
 
 
 def group_of(method: str, ratio: float | None, settings: dict[str, Any]) -> Group:
-    """The group, without the settings that the method does not look at."""
+    """The group, without the settings that the method ignores."""
     method = resolve(method)
     kept = tuple((key, value) for key, value in sorted(settings.items()) if matters(key, method))
     return Group(method, None if method == FULL else ratio, kept)
@@ -81,7 +85,7 @@ def plan(
     random_at_equal_cost: bool = False,
     fewer_epochs: bool = False,
 ) -> list[Trial]:
-    """All trials, each once; all methods of a seed side by side, so that what is done first can be compared.
+    """All trials, each once. All methods of a seed come together, so that the first ones done can be compared.
 
     Args:
         equal: see `predicted_cost.fitted`.
@@ -109,7 +113,7 @@ def plan(
 
 
 def _shorter(recipe: Recipe, share: float, settings: dict[str, Any], seed: int) -> Trial:
-    """Full data for a share of the epochs: what a learning-rate schedule of that length makes of the same FLOPs."""
+    """Full data for a share of the epochs, with a learning-rate schedule of that length."""
     whole = _trial(recipe, FULL, 0.0, settings, seed)
     length = max(1, round(share * whole.recipe.length))
     group = group_of(FULL, None, {**settings, "length": length})
@@ -125,7 +129,7 @@ def _trial(recipe: Recipe, method: str, ratio: float, settings: dict[str, Any], 
 
 
 def matters(key: str, method: str) -> bool:
-    """Whether a method looks at a setting."""
+    """Whether a setting affects a method."""
     section = key.split(".")[0]
     if method == FULL:
         return section not in ("window", "cut", *IMPLEMENTATIONS)

@@ -1,4 +1,4 @@
-"""What may be said about a comparison: the only place with words for better and worse.
+"""What may be said about a comparison. Only this module uses words for better and worse.
 
 - *better*, *worse*: the 95 % interval of the paired difference leaves out zero.
 - *not told apart*: it holds zero, or there is no interval (a single seed, no spread). That says nothing about how near
@@ -20,7 +20,7 @@ Verdict = Literal["better", "worse", "not told apart"]
 VERDICTS: tuple[Verdict, ...] = ("better", "worse", "not told apart")
 PFB = "pfb"
 NAMES = {"full": "full data", "random": "random pruning", PFB: "PFB"}
-# More rows of one method than this are counted, not read out.
+# More rows of one method than this are counted, not listed.
 FEW = 6
 
 
@@ -38,7 +38,7 @@ def against(d: Difference, rival: str) -> str:
 
 
 def name(method: str) -> str:
-    """A method in a sentence."""
+    """A method's name in a sentence."""
     return NAMES.get(method, method)
 
 
@@ -86,7 +86,7 @@ def _in_one_sentence(mine: str, rival: str, pairs: Sequence[tuple[Group, Differe
 
 
 def _counted(differences: Sequence[Difference]) -> str:
-    """Of many comparisons, how many went which way."""
+    """How many of many comparisons went which way."""
     counts = {word: sum(verdict(d) == word for d in differences) for word in VERDICTS}
     found = [word for word in VERDICTS if counts[word]]
     if len(found) == 1:
@@ -120,7 +120,7 @@ def _about_pfb(rows: Sequence[Row]) -> list[str]:
 
 
 def _about_others(rows: Sequence[Row]) -> list[str]:
-    """Which of the other methods the intervals tell apart from random pruning."""
+    """Which of the other methods differ from random pruning by their intervals."""
     sentences = []
     for terms, differences in (
         ("at the same ratio", [row.minus_random for row in rows]),
@@ -138,7 +138,7 @@ def _about_others(rows: Sequence[Row]) -> list[str]:
 
 
 def _about_costs(rows: Sequence[Row], pfb: Sequence[Row]) -> list[str]:
-    """Of the pruned steps of PFB and of random pruning at the same ratio, for the ratio nearest to one half."""
+    """The cost of PFB's pruned steps and of random pruning's at the same ratio, for the ratio nearest to one half."""
     by_group = {row.group: row for row in rows}
     pairs = [(row, by_group[rival]) for row in pfb if (rival := row.group.rival("random")) in by_group]
     if not pairs:

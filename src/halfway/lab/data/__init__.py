@@ -41,11 +41,11 @@ _SUBSET_SEED = 20_240_607
 class DataSet:
     """An entry of `SETS`.
 
-    title: in words.
+    title: for people to read.
     task: "classification" or "segmentation".
     find: reads or lists the images in a folder.
     names: of the classes, where they are always the same.
-    colours: to normalise with.
+    colours: mean and standard deviation to normalise with.
     small: always kept in memory, whatever the recipe says.
     splits: of the training images.
     """
@@ -124,7 +124,7 @@ def _kind(settings: DataSettings) -> DataSet:
 
 
 def _synthetic(settings: DataSettings, kind: DataSet) -> DatasetSources:
-    """As many as the settings ask for, and few if they ask for all."""
+    """As many pictures as the settings ask for, and few if they ask for all."""
     training, tests = synthetic.COUNTS[kind.task]
     counts = (settings.train_samples or training, settings.test_samples or tests)
     names = kind.names or [f"class {i}" for i in range(settings.classes)]
@@ -147,7 +147,7 @@ def _check_classes(found: DatasetSources, settings: DataSettings) -> None:
 
 
 def _subset(source: Source, count: int | None, setting: str, what: str, holdout: bool = False) -> Source:
-    """A random part of the images, or for `holdout` one that has none of them."""
+    """A random part of the images; with `holdout` another part, disjoint from it."""
     if count is None:
         if holdout:
             raise ValueError("data.holdout trains on images that data.train_samples leaves out, but it is not set")

@@ -1,8 +1,8 @@
-"""Augmentation policies by name: all of them for one picture in a worker, some also for a batch in memory.
+"""Augmentation policies by name: all of them for single pictures in a worker, some also for a batch in memory.
 
-A policy that has both forms does the same in both. Pixels stay in 0..255; normalising comes after. The form for batches
-takes its random numbers from a generator, the one for pictures from the CPU's default generator, which the caller seeds
-and restores (see `disk`).
+A policy with both forms does the same in both. Pixels stay in 0..255; normalisation comes later. The form for batches
+takes its random numbers from a generator, the form for pictures from the CPU's default generator, which the caller
+seeds and restores (see `disk`).
 Shapes: B samples of a batch, H x W px.
 """
 
@@ -30,11 +30,11 @@ BatchPolicy = Callable[[Tensor, torch.Generator], Tensor]
 # (picture, label or mask) -> (3, H, W) uint8, label or mask (H, W) uint8
 SamplePolicy = Callable[["Image", Any], tuple[Tensor, Any]]
 
-# As MMSegmentation trains: scales, the largest share of a crop that one class may have, and how often to try.
+# As in MMSegmentation: scales, the largest share of a crop that one class may have, and how often to try.
 SCALES = (0.5, 2.0)
 LARGEST_SHARE = 0.75
 CROPS = 10
-# Of ImageNet's usual crop: its share of the picture's area, and its width over its height.
+# ImageNet's usual crop: its share of the picture's area, and its width over its height.
 AREAS = (0.08, 1.0)
 RATIOS = (3 / 4, 4 / 3)
 
@@ -44,8 +44,8 @@ class Policy:
     """One policy in its forms.
 
     tasks: "classification", "segmentation".
-    batch: for pictures in memory; None: this policy only works on pictures from disk.
-    sample: (size, fill) to the form for pictures from disk.
+    batch: the form for pictures in memory; None if the policy only works on pictures from disk.
+    sample: (size, fill) -> the form for pictures from disk.
     """
 
     tasks: tuple[str, ...]
@@ -74,7 +74,7 @@ def crop(x: Tensor, generator: torch.Generator, flip: bool = False) -> Tensor:
 
 
 def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """The same, and flip half of the pictures."""
+    """Like `crop`, and flip half of the pictures."""
     return crop(x, generator, flip=True)
 
 
@@ -84,7 +84,7 @@ def _half(B: int, generator: torch.Generator, device: torch.device) -> Tensor:
 
 
 def _plain(picture: Image, target: Any, size: Size, fill: Fill) -> tuple[Tensor, Any]:
-    """Not augmented, at the size of the training images."""
+    """The picture at the size of the training images, not augmented."""
     if isinstance(target, int):
         return geometry.to_tensor(geometry.cover(picture, size)), target
     picture, target = geometry.fit(picture, target, size, fill)
@@ -188,13 +188,13 @@ def policy(name: str, task: str) -> Policy:
 
 
 def batch_form(name: str, task: str, fix: str) -> BatchPolicy:
-    """The form of a policy for pictures in memory. fix: what else to do, for the error where there is none."""
+    """The form of a policy for pictures in memory. fix: what to do instead, for the error if there is none."""
     batch = policy(name, task).batch
     if batch is None:
         others = " or ".join(n for n, p in POLICIES.items() if task in p.tasks and p.batch is not None)
         raise ValueError(
-            f"data.augment={name!r} does not work on images in memory: {fix}data.augment={others}. (What halfway 0.1.0 "
-            "did there for resized-crop and segmentation was another policy under the same name; it is gone, and a "
-            "run with it cannot go on.)"
+            f"data.augment={name!r} does not work on images in memory: {fix}data.augment={others}. (halfway 0.1.0 had "
+            "another policy under this name for resized-crop and segmentation in memory; it was removed, and a run "
+            "with it cannot be resumed.)"
         )
     return batch

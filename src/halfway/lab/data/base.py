@@ -1,4 +1,4 @@
-"""What every data set gives to the training loop, in memory or from disk.
+"""The interface between data sets, in memory or on disk, and the training loop.
 
 Shapes: N samples of a set, B of a batch, C classes, H x W px.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# In a mask: no class, neither learned nor counted.
+# In a mask this value is no class: neither learned nor scored.
 from ...selectors.tools.losses import IGNORE as IGNORE
 
 
@@ -25,12 +25,12 @@ class Colours:
 
     @property
     def fill(self) -> tuple[int, int, int]:
-        """The mean colour as a pixel: what padding is made of, so that the model sees about zero there."""
+        """The mean colour as a pixel, for padding: normalised, it is about zero."""
         r, g, b = (round(255 * m) for m in self.mean)
         return r, g, b
 
     def normalise(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) in 0..255, of any type, to float32 of mean 0 and standard deviation 1."""
+        """(B, 3, H, W) in 0..255, of any dtype, to float32 of mean 0 and standard deviation 1."""
         mean, std = (_row(v, x.device) for v in (self.mean, self.std))
         return x.to(torch.float32).div_(255).sub_(mean).div_(std) if x.dtype == torch.uint8 else (x / 255 - mean) / std
 
@@ -58,8 +58,8 @@ class TrainSet(ABC):
     def batches(self, plan: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The batches of a plan, augmented, on the device.
 
-        Augmentation is a function of a batch's seed and of the position in the batch alone: the rest of a plan gives
-        the same tensors bit for bit as the whole plan does, whatever the number of workers.
+        Augmentation depends only on a batch's seed and on the position in the batch: the rest of a plan gives the same
+        tensors, bit for bit, as the whole plan does, with any number of workers.
 
         Args:
             plan: (ids (B,) int64, seed) of each batch, in order.
@@ -71,19 +71,19 @@ class TrainSet(ABC):
 
     @abstractmethod
     def picture(self, id: int) -> Tensor:
-        """The sample to look at, (H, W, 3) uint8 on the CPU, not augmented; from disk at most 128 px wide or high."""
+        """The sample as a picture (H, W, 3) uint8 on the CPU, not augmented; from disk at most 128 px wide or high."""
 
     @abstractmethod
     def per_class(self, values: Tensor) -> Tensor | None:
-        """(N,) values of the samples summed over each class, (C,).
+        """(C,) sums over each class of the samples' values (N,).
 
-        In segmentation a sample belongs to each class that occurs in its mask. None where only reading all masks from
-        disk would tell.
+        In segmentation a sample belongs to each class that occurs in its mask. None if that would take reading all
+        masks from disk.
         """
 
     @abstractmethod
     def label(self, id: int) -> str:
-        """A caption: the class of a sample; in segmentation its classes but the background, "" if unknown."""
+        """A caption: the class of a sample; in segmentation its classes without the background, "" if unknown."""
 
 
 class TestSet(ABC):
@@ -96,11 +96,11 @@ class TestSet(ABC):
 
     @abstractmethod
     def batches(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's share: samples rank, rank + ranks, ...; all ranks together see each sample exactly once.
+        """This rank's share: samples rank, rank + ranks, ... All ranks together see each sample exactly once.
 
         Yields:
             x (B, 3, H, W) float32, normalised, and y (B,) or (B, H, W) int64, on the device. Segmentation from disk
-            has whole images of different sizes and gives them one by one, whatever the batch size.
+            yields whole images of different sizes, one by one, whatever the batch size.
         """
 
 

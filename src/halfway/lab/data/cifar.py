@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from any of their releases, each file proved by its checksum."""
+"""CIFAR-10 and CIFAR-100 from either release, each file verified by its checksum."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def cifar100(settings: DataSettings, root: Path) -> DatasetSources:
 
 
 def folder_10(root: Path) -> Path | None:
-    """Where a root holds CIFAR-10, in any release."""
+    """The folder in `root` that holds CIFAR-10, in either release; None if there is none."""
     return _folder(root, *PYTHON_10) or _folder(root, *BINARY_10)
 
 
 def folder_100(root: Path) -> Path | None:
-    """Where a root holds CIFAR-100, in any release."""
+    """The folder in `root` that holds CIFAR-100, in either release; None if there is none."""
     return _folder(root, *PYTHON_100) or _folder(root, *BINARY_100)
 
 
@@ -97,7 +97,7 @@ def _folder(root: Path, name: str, file: str) -> Path | None:
     """The release's folder: in the root, or the root itself, recognised by its name or by a file that only it has."""
     if (root / name).is_dir():
         return root / name
-    # "train" alone could be anybody's folder, a file of that name beside "test" is CIFAR-100's.
+    # A folder "train" could be anything; a file "train" beside a file "test" is CIFAR-100.
     return root if root.is_dir() and (root.resolve().name == name or (root / file).is_file()) else None
 
 
@@ -107,13 +107,13 @@ def records(data: bytes, labels: int) -> tuple[Tensor, Tensor]:
     Returns:
         Pictures (N, 3, 32, 32) uint8 and labels (N,) int64.
     """
-    # A copy, because bytes cannot be written to and PyTorch warns of that.
+    # A copy, because bytes are read-only and PyTorch warns about that.
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, labels + PIXELS)
     return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].long()
 
 
 def checked(path: Path, sums: dict[str, str]) -> bytes:
-    """A file's bytes, if they are the official ones."""
+    """A file's bytes; an error unless they are the official ones."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: unpack the archive again")
     data = path.read_bytes()
@@ -125,7 +125,7 @@ def checked(path: Path, sums: dict[str, str]) -> bytes:
 
 
 def _python_release(kind: str, title: str, folder: Path, names: list[str]) -> DatasetSources:
-    """Through torchvision, which checks its own table of sums before it unpickles anything."""
+    """Read through torchvision, which verifies its own checksums before it unpickles anything."""
     from torchvision import datasets
     from torchvision.datasets.utils import check_integrity
 

@@ -17,7 +17,7 @@ TRAIN_IMAGES = 1200
 
 
 def digits(settings: DataSettings, root: Path) -> DatasetSources:
-    """The same stratified split for every run; the folder is not looked at."""
+    """The same stratified split for every run; `root` is not used."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

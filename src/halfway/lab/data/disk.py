@@ -87,13 +87,13 @@ def _whole(picture: Any, mask: Any) -> tuple[Tensor, Tensor]:
 
 
 def _margins_off(picture: Any, label: int, size: tuple[int, int]) -> tuple[Tensor, int]:
-    """ImageNet's way: a little larger than needed (256 for 224), then the centre."""
+    """As usual for ImageNet: resized to a little more than needed (256 for 224), then cropped to the centre."""
     H, W = (round(n * 256 / 224) for n in size)
     return geometry.to_tensor(geometry.centre(geometry.cover(picture, (H, W)), size)), label
 
 
 class _Seeded(Dataset[tuple[Tensor, Any]]):
-    """Samples by (row, seed): a picture is augmented with the random numbers of its seed, wherever that happens."""
+    """Samples by (row, seed): a picture's augmentation depends only on its seed, in whichever worker it runs."""
 
     def __init__(self, source: Source, policy: SamplePolicy) -> None:
         self.source, self.policy = source, policy
@@ -102,13 +102,13 @@ class _Seeded(Dataset[tuple[Tensor, Any]]):
         row, seed = key
         picture, target = self.source.read(row)
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: without workers that would also seed the device the model trains on.
+            # Not torch.manual_seed, which without workers would also seed the device the model trains on.
             torch.default_generator.manual_seed(seed)
             return self.policy(picture, target)
 
 
 class _Rows:
-    """A plan as lists of (row, seed), made when they are needed: an epoch of ImageNet has more than a million."""
+    """A plan as lists of (row, seed), made on demand: an epoch of ImageNet has more than a million of them."""
 
     def __init__(self, plan: Sequence[tuple[Tensor, int]]) -> None:
         self.plan = plan
@@ -124,7 +124,7 @@ class _Rows:
 def _loader(
     data: _Seeded, rows: Iterable[list[tuple[int, int]]], workers: int, device: torch.device
 ) -> DataLoader[tuple[Tensor, Any]]:
-    # A generator of its own: a DataLoader would take the seed of its workers from the global one.
+    # An own generator, because a DataLoader would otherwise draw its workers' seed from the global one.
     return DataLoader(
         data,
         batch_sampler=rows,
@@ -135,5 +135,5 @@ def _loader(
 
 
 def _moved(x: Tensor, y: Tensor, colours: Colours, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Normalised on the device, so that bytes travel, not floats."""
+    """Move to the device as bytes, and normalise there."""
     return colours.normalise(x.to(device, non_blocking=True)), y.to(device, non_blocking=True).long()

@@ -1,4 +1,4 @@
-"""Downloading and unpacking archives so that nothing half-written is ever taken for whole.
+"""Downloading and unpacking archives, so that nothing incomplete is ever mistaken for complete.
 
 A download goes to `NAME.part`, which stays after a failure and is resumed; with the right checksum it becomes `NAME`.
 An archive is unpacked into a hidden folder, from which complete folders are renamed into place.
@@ -24,23 +24,23 @@ from typing import Any
 from ... import __version__
 from ..files import naming_a_full_disk
 
-# Seconds without a byte until a connection counts as broken.
+# Seconds without a byte after which a connection counts as broken.
 TIMEOUT = 30.0
-# Attempts in a row that may bring nothing new, and seconds before the second of them; pauses grow.
+# Attempts in a row that may bring nothing new, and seconds before the second one; pauses grow.
 ATTEMPTS = 4
 PAUSE = 1.0
 _BLOCK = 1 << 16
-# Answers of a server that is busy, not wrong.
+# Status codes of a server that is only busy.
 _BUSY = {408, 429, 500, 502, 503, 504}
 _NETWORK = (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException)
 
 
 def download(url: str, to: Path, md5: str) -> None:
-    """Download a file, or the rest of it, and prove it by its checksum.
+    """Download a file, or the rest of it, and verify its checksum.
 
     Raises:
-        ConnectionError: the server could not be reached, or the connection kept breaking. What has come is kept.
-        ValueError: the server refused, or what came has another checksum. Nothing is kept.
+        ConnectionError: the server could not be reached, or the connection kept breaking. What has arrived is kept.
+        ValueError: the server refused, or the checksum is wrong. Nothing is kept.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise ValueError(f"{url} is not an http:// or https:// address")
@@ -70,7 +70,7 @@ def part_of(to: Path) -> Path:
 
 
 def md5_of(path: Path) -> str:
-    """The checksum that the official sites publish. It tells damage, not malice."""
+    """The checksum that the official sites publish. It detects damage, not malice."""
     md5 = hashlib.md5(usedforsecurity=False)
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -79,7 +79,7 @@ def md5_of(path: Path) -> str:
 
 
 def _receive_all(url: str, part: Path) -> None:
-    """Receive until the file is complete, again and again as long as that brings something."""
+    """Reconnect until the file is complete, as long as each attempt brings something."""
     in_vain = 0
     while True:
         had = _size(part)
@@ -88,7 +88,7 @@ def _receive_all(url: str, part: Path) -> None:
                 return
             reason = "the connection was closed early"
         except urllib.error.HTTPError as error:
-            if error.code == 416 and had:  # there is nothing after what is here: the checksum decides
+            if error.code == 416 and had:  # the server has no more bytes; the checksum decides
                 return
             if error.code not in _BUSY:
                 raise ValueError(
@@ -120,7 +120,7 @@ def _receive(url: str, part: Path, had: int) -> bool:
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
         begin = had if response.status == 206 else 0
         if begin and not response.headers.get("Content-Range", "").startswith(f"bytes {had}-"):
-            part.unlink()  # it sends another range than it was asked for: without a part it will not be asked
+            part.unlink()  # it sent the wrong range; without a part the next attempt asks for none
             return False
         if had and not begin:
             print(f"{_host(url)} cannot resume a download: {part.name} begins again", file=sys.stderr)
@@ -155,9 +155,9 @@ def _host(url: str) -> str:
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path, busy: Callable[[], Any]) -> Iterator[None]:
-    """Wait until no other process holds the lock file, and hold it. The lock of a process that was killed is gone.
+    """Wait until no other process holds the lock file, then hold it. A killed process loses its lock.
 
-    busy: called once if there is something to wait for.
+    busy: called once if it has to wait.
     """
     from filelock import FileLock, Timeout
 
@@ -175,13 +175,13 @@ def one_at_a_time(path: Path, busy: Callable[[], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unpacked(archive: Path, aside: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:
-    """An archive's files in a folder of their own, which is gone afterwards. wanted: by the name of a member.
+    """An archive's files in a temporary folder `aside`, deleted afterwards. wanted: which members, by name.
 
-    Members that would land outside of the folder, links that leave it, devices and the like are refused.
+    Members that would land outside the folder, links that leave it, devices and the like are errors.
     """
     from tqdm import tqdm
 
-    shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(aside, ignore_errors=True)  # left by a killed process
     try:
         with naming_a_full_disk(aside):
             aside.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Pictures in a folder per class: ImageNet, or a user's own."""
+"""Pictures in one folder per class: ImageNet, or a user's own."""
 
 from __future__ import annotations
 

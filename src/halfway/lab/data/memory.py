@@ -40,7 +40,7 @@ def decode(source: Source, size: tuple[int, int], colours: Colours, workers: int
             masks[row] = torch.from_numpy(target.copy())
         pixels[row] = geometry.to_tensor(picture)
 
-    # Threads, because decoding happens outside of the interpreter. What takes a moment only shows no bar.
+    # Threads, because decoding releases the interpreter lock. No bar for what takes only a moment.
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for _ in tqdm(pool.map(put, range(len(source))), title, len(source), unit="image", delay=1, dynamic_ncols=True):
             pass
@@ -55,7 +55,7 @@ def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     if pixels.shape[2:] == size:
         return pixels
     smaller = size[0] <= pixels.shape[2] and size[1] <= pixels.shape[3]
-    # In pieces: all of it in float would be four times the data set.
+    # In pieces: in float all of it would take four times the memory of the data set.
     pieces = [
         F.interpolate(p.float(), size, mode="area" if smaller else "bilinear").round().to(torch.uint8)
         for p in pixels.split(4096)
@@ -86,7 +86,7 @@ class MemoryTrainSet(TrainSet):
     ) -> None:
         self.classes = classes
         self._colours, self._policy, self._device = colours, policy, device
-        # (N, C): a small table on the CPU, for what is done once in a while.
+        # (N, C): a small table on the CPU, because it is rarely used.
         self._belongs = (
             occurrence(targets, len(classes)) if targets.ndim == 3 else F.one_hot(targets, len(classes)).bool()
         )

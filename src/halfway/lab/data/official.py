@@ -41,9 +41,9 @@ class Archive:
 class Official:
     """A data set that is published somewhere.
 
-    title: in words.
-    find: the folder in which a root holds it, None if it does not.
-    expected: what lies in the root, in words.
+    title: for people to read.
+    find: the folder in a root that holds it; None if there is none.
+    expected: description of the files in the root.
     size: bytes to download.
     page: where it is described.
     terms: licence, or what the page asks for.
@@ -177,7 +177,7 @@ OFFICIAL = {
 
 
 def name_for(settings: DataSettings) -> str | None:
-    """The entry of `OFFICIAL` that a recipe's data come from; None for data of one's own."""
+    """The entry of `OFFICIAL` that a recipe's data come from; None for a user's own data."""
     if settings.name == "voc2012" and settings.split == "trainaug":
         return "sbd"
     name = {"imagefolder": "imagenet"}.get(settings.name, settings.name)
@@ -196,8 +196,8 @@ def fetch_for(settings: DataSettings, root: str | Path, mirror: str | None = Non
 def fetch(name: str, root: str | Path, mirror: str | None = None) -> Path:
     """Fetch a data set into a folder, unless it is there; returns where it is.
 
-    A second process that is asked for the same waits for the first. An archive that lies in the folder already is used,
-    and left there; one that was downloaded is deleted once it is unpacked.
+    A second process that wants the same data set waits for the first. An archive that is already in the folder is used
+    and left there; a downloaded one is deleted once it is unpacked.
 
     Args:
         name: an entry of `OFFICIAL`.
@@ -224,8 +224,8 @@ def fetch(name: str, root: str | Path, mirror: str | None = None) -> Path:
             _fetch(name, wanted, wanted.archive(), root, mirror or os.environ.get(MIRROR))
             found = wanted.find(root)
         if found is None:
-            raise ValueError(f"the archive of {wanted.title} holds something else than {wanted.expected}")
-        # Other processes find the data set, whether they get this lock or a new one.
+            raise ValueError(f"the archive of {wanted.title} does not contain {wanted.expected}")
+        # Other processes will find the data set, whether they wait for this lock or make a new one.
         with contextlib.suppress(OSError):
             lock.unlink()
     return found
@@ -259,7 +259,7 @@ def _address(archive: Archive, mirror: str | None) -> str:
 
 
 def _check_room(wanted: Official, path: Path, root: Path) -> None:
-    """Raise if the archive and what is in it, taken to be as large, will not fit."""
+    """Raise if there is no room for the archive and its contents, assumed to be as large."""
     here = sum(p.stat().st_size for p in (path, download.part_of(path)) if p.exists())
     needed, free = max(0, 2 * wanted.size - here), shutil.disk_usage(root).free
     if free < needed:

@@ -13,15 +13,15 @@ _DATASET = "benchmark_RELEASE/dataset"
 
 
 def wanted(name: str) -> bool:
-    """The members of its archive that are needed: masks of classes, and lists. Its images are VOC's."""
+    """Whether a member of the archive is needed: class masks and lists are. Its images are VOC's."""
     return name.startswith(f"{_DATASET}/cls/") or name in (f"{_DATASET}/train.txt", f"{_DATASET}/val.txt")
 
 
 def install(unpacked: Path, root: Path) -> None:
     """Write `SegmentationClassAug/` and `trainaug.txt` into the folder of VOC 2012.
 
-    The images are all of SBD's and VOC's training images but those that VOC validates on. Masks are VOC's own where
-    there are some, else SBD's.
+    The split has all images of SBD and VOC's training images, except those that VOC validates on. Masks are VOC's own
+    where they exist, else SBD's.
     """
     from PIL import Image
     from tqdm import tqdm
@@ -40,7 +40,7 @@ def install(unpacked: Path, root: Path) -> None:
             shutil.copyfile(voc / "SegmentationClass" / f"{name}.png", masks / f"{name}.png")
         else:
             Image.fromarray(_mask(source / "cls" / f"{name}.mat")).save(masks / f"{name}.png")
-    # The list first: it says nothing without the folder, so that only the last step makes the split complete.
+    # The list first: without the folder it does not count, so the split becomes complete only with the last step.
     write_whole(segmentation.voc_list(voc, "trainaug"), "\n".join(names) + "\n")
     download.move(masks, voc / masks.name)
 

@@ -61,7 +61,7 @@ CITYSCAPES_TABLE = [_CITYSCAPES_IDS.index(i) if i in _CITYSCAPES_IDS else IGNORE
 
 
 def voc2012(settings: DataSettings, root: Path) -> DatasetSources:
-    """Splits train and trainaug (with the masks of SBD) to train on, val to test."""
+    """Trains on the split train or trainaug (with SBD's masks), tests on val."""
     folder = voc_folder(root)
     if folder is None:
         raise missing(
@@ -91,13 +91,13 @@ def voc2012(settings: DataSettings, root: Path) -> DatasetSources:
 
 
 def voc_folder(root: Path) -> Path | None:
-    """Where a root holds VOC 2012."""
+    """The folder in `root` that holds VOC 2012; None if there is none."""
     places = (root / "VOCdevkit" / "VOC2012", root / "VOC2012", root)
     return next((f for f in places if (f / "JPEGImages").is_dir()), None)
 
 
 def trainaug_folder(root: Path) -> Path | None:
-    """The same, if it has the masks of SBD."""
+    """The folder of VOC 2012, if it has the masks of SBD."""
     folder = voc_folder(root)
     if folder is None or not ((folder / "SegmentationClassAug").is_dir() and voc_list(folder, "trainaug").is_file()):
         return None
@@ -134,12 +134,12 @@ def cityscapes(settings: DataSettings, root: Path) -> DatasetSources:
 
 
 def cityscapes_folder(root: Path) -> Path | None:
-    """Where a root holds Cityscapes."""
+    """The folder in `root` that holds Cityscapes; None if there is none."""
     return root if (root / "leftImg8bit" / "train").is_dir() and (root / "gtFine" / "train").is_dir() else None
 
 
 def _city(root: Path, part: str) -> MaskedFiles:
-    # Sorted, because ids of samples must not depend on the order in which a file system lists them.
+    # Sorted, because sample ids must not depend on the order in which the file system lists files.
     images = sorted((root / "leftImg8bit" / part).glob("*/*_leftImg8bit.png"))
     if not images:
         raise FileNotFoundError(f"no images in {root}/leftImg8bit/{part}: unpack leftImg8bit_trainvaltest.zip again")

@@ -16,8 +16,8 @@ class DataSettings:
         "resized-crop" (ImageNet's), "autoaugment" (the same, then AutoAugment), "segmentation" (scale, crop, flip,
         colours).
     train_samples, test_samples: a fixed random subset of that many, the same for every seed; None: all.
-    holdout: train on as many of the images that `train_samples` leaves out, for a model whose losses tell what of the
-        others can be learned (`halfway train --save-losses`).
+    holdout: train on as many of the images that `train_samples` leaves out, for a model whose losses show what can be
+        learned of the others (`halfway train --save-losses`).
     split: of the training images, where a data set has several (VOC: train, trainaug).
     memory: decode everything once, keep it on the device, and augment whole batches there; for `augment` "none",
         "crop" and "crop-flip".

@@ -1,4 +1,4 @@
-"""Where pictures come from: files, or arrays that are in memory already. One picture at a time, as they are stored."""
+"""Where pictures come from: files, or arrays in memory. One picture at a time, as stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Source(ABC):
-    """Pictures and their targets. It travels to the workers of a DataLoader, so it must pickle."""
+    """Pictures and their targets. It is sent to the workers of a DataLoader, so it must pickle."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -29,20 +29,20 @@ class Source(ABC):
 
     @abstractmethod
     def take(self, rows: Sequence[int]) -> Source:
-        """These rows only, in this order."""
+        """A source with only these rows, in this order."""
 
     @property
     def labels(self) -> Tensor | None:
-        """(N,) int64, None in segmentation."""
+        """(N,) int64; None in segmentation."""
         return None
 
 
 @dataclass(frozen=True)
 class DatasetSources:
-    """What a data set's function found.
+    """The training and test pictures of a data set.
 
-    title: the data set and its release, in words.
-    classes: names.
+    title: name of the data set and its release, for people to read.
+    classes: their names.
     """
 
     title: str

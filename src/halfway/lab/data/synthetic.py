@@ -1,4 +1,4 @@
-"""Pictures that need no files, yet can be learned: to try a recipe, a machine, or this library."""
+"""Pictures that need no files and can be learned, to try out a recipe, a machine, or this library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE = 24.0
 
 
 class SyntheticPictures(Source):
-    """Noisy pictures about as large as `size`, each drawn from its number alone.
+    """Noisy pictures of about `size`, each a function of its number.
 
     With labels: each class has a colour and a place for its spot. With masks: rectangles of two classes, in their
     colours and each with a border to ignore, on a grey background of class 0.
@@ -30,7 +30,7 @@ class SyntheticPictures(Source):
         task: "classification" or "segmentation".
         classes: how many.
         count: of pictures.
-        size: (H, W) to be near; `exact` makes all of them that large.
+        size: (H, W), approximate; with `exact` all pictures have exactly this size.
         first: number of the first picture; test pictures begin where training pictures end.
     """
 
