@@ -1,4 +1,4 @@
-"""What a number must not stand without: date, versions, machine."""
+"""What is recorded with every measurement: date, versions, machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIBRARIES = ("torchvision", "timm", "torchmetrics", "segmentation_models_pytorc
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Of this process, now."""
+    """Date, versions and machine of this process."""
     versions = {"halfway": __version__, "torch": torch.__version__, "python": platform.python_version()}
     for library in _LIBRARIES:
         if library in sys.modules:

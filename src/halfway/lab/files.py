@@ -1,4 +1,4 @@
-"""Writing files whole or not at all: whoever reads, or resumes after an interruption, never sees half of one."""
+"""Writing files completely or not at all: a reader, or a resumed run, never sees half of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskFullError(OSError):
-    """There was no room for a file. What it was to replace is still there, and nothing of the new one is left."""
+    """There was no room for a file. The file it was to replace is still there, and no part of the new one is left."""
 
     def __str__(self) -> str:
         return f"the disk is full: {self.filename} could not be written; free some space"
@@ -22,13 +22,13 @@ class DiskFullError(OSError):
 
 @contextlib.contextmanager
 def naming_a_full_disk(path: Path) -> Iterator[None]:
-    """Raise `DiskFullError` where the disk was full. path: what is being written."""
+    """Turn the errors of a full disk into `DiskFullError`. path: the file being written."""
     try:
         yield
     except DiskFullError:
         raise
     except Exception as error:
-        # torch.save finds that less was written than it thought, and hides the reason behind an error of its own.
+        # torch.save notices that too little was written, and hides the reason behind its own error.
         reason: BaseException | None = error
         while reason is not None:
             if isinstance(reason, OSError) and reason.errno in _FULL:
@@ -38,13 +38,13 @@ def naming_a_full_disk(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write text; folders are made."""
+    """Write text, creating folders as needed."""
     with _replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def write_tensors(path: Path, content: Any) -> None:
-    """Write what `torch.load(path, weights_only=True)` reads; folders are made."""
+    """Write what `torch.load(path, weights_only=True)` reads, creating folders as needed."""
     import torch
 
     with _replacing(path) as file:
@@ -57,7 +57,7 @@ def write_json(path: Path, content: Any, indent: int = 2) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside `path` that takes its name once all of it is on the disk, and is removed if that fails."""
+    """A file beside `path` that is renamed to it once all of it is on the disk, and removed if that fails."""
     aside = path.with_name(f".{path.name}.tmp")
     with naming_a_full_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Models for the lab: `by_name` builds any of torchvision's, timm's or the user's own, `small` holds the recipes'."""
+"""Models for the lab: `by_name` builds torchvision's, timm's or the user's own, `small` has those of the recipes."""

@@ -1,4 +1,4 @@
-"""Models by name: torchvision's, timm's, or a factory of the user's own. Never with pretrained weights."""
+"""Models by name: torchvision's, timm's, or from a user's factory. Never with pretrained weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 _EXTRA = "pip install '.[lab]' in a checkout of halfway"
-# Token ids of a random example; small, so that they fit every vocabulary.
+# Token ids of a random example are below this, so that they fit every vocabulary.
 _TOKENS = 10
 _USUAL_SIZE = 224
 
@@ -24,8 +24,8 @@ def build(name: str, size: int | None = None, **options: Any) -> nn.Module:
     """A freshly initialised model.
 
     Args:
-        name: a torchvision name (segmentation and video models, too), a timm name, or `package.module:factory`, where
-            the current directory is searched first and the factory is called without arguments.
+        name: a torchvision name (including segmentation and video models), a timm name, or `package.module:factory`;
+            the current directory is searched first, and the factory is called without arguments.
         size: of the images, for models that must know it (ViT, timm's Swin); others ignore it.
         **options: passed to torchvision's or timm's builder.
     """
@@ -68,7 +68,7 @@ class Source:
         self.dtype = known
 
     def build(self) -> nn.Module:
-        """The model."""
+        """A freshly initialised model."""
         return build(self.name, self.size)
 
     def example(self, batch: int, device: str | torch.device = "cpu") -> Tensor:
@@ -76,7 +76,7 @@ class Source:
         return random_input((batch, *self.shape), self.dtype, device)
 
     def refused(self, error: Exception) -> str:
-        """What to say when the model does not run on the example."""
+        """The error message for a model that does not run on the example."""
         said = (str(error) or type(error).__name__).splitlines()[0]
         return (
             f"{self.name} does not train on one tensor of {self.dtype}, shape (batch, "
@@ -94,12 +94,12 @@ def random_input(
 
 
 def _native_size(name: str) -> int:
-    """The image size a model of torchvision's or timm's is made for; the usual one where that is not known."""
+    """The image size that a torchvision or timm model is made for; the usual one if that is not known."""
     if ":" in name:
         return _USUAL_SIZE
     torchvision = _library("torchvision.models")
     if torchvision is not None and name in torchvision.list_models():
-        # That of its first weights; later ones may have been trained at another size. Only classifiers say one number.
+        # From its first weights; later ones may have been trained at another size. Only classifiers give one number.
         first = next(iter(torchvision.get_model_weights(name)), None)
         size = getattr(getattr(first, "transforms", None), "keywords", {}).get("crop_size")
         return size if isinstance(size, int) else _USUAL_SIZE
@@ -165,7 +165,7 @@ def _from_factory(name: str) -> nn.Module:
 
 @contextlib.contextmanager
 def _current_directory() -> Iterator[None]:
-    """The `halfway` command does not have it on its path, unlike `python -m`."""
+    """Add the current directory to the import path, which the `halfway` command lacks, unlike `python -m`."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

@@ -1,6 +1,6 @@
 """The recipes' networks, in any width: torchvision's blocks put together for small images and small machines.
 
-`build` knows them by name, and everything `models.build` knows: torchvision's, timm's, or `package.module:factory`.
+`build` knows them by name, and everything `by_name.build` knows: torchvision's, timm's, or `package.module:factory`.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def build(
     """A model whose initial weights are a function of the seed alone.
 
     Args:
-        name: one of `NETS`, or see `models.build`.
-        classes: of the last layer. A factory of the user's own is called without arguments and knows them itself.
+        name: one of `NETS`, or see `by_name.build`.
+        classes: of the last layer. A user's factory is called without arguments and sets them itself.
         options: passed to the builder.
         weights: a file of pretrained weights (`torch.save`d state dict) for the model or for its `backbone`.
         size: of the images, for models that must know it.
@@ -123,18 +123,18 @@ def build(
 
 
 def known(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether building it runs no code but halfway's, torchvision's and timm's, whoever wrote the recipe.
+    """Whether building the model only runs code of halfway, torchvision and timm, whatever the recipe says.
 
     `package.module:factory` imports and calls whatever it names. Options of torchvision's and timm's builders can name
-    files to load or to download, so their models count as known without any; ours take numbers only.
+    files to load or download, so their models are only known without options; ours take nothing but numbers.
     """
     return name in NETS or (":" not in name and not options)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Pretrained weights from a file, into the model or, if they are an encoder's, into its `backbone`.
+    """Load pretrained weights from a file into the model or, if they are an encoder's, into its `backbone`.
 
-    The classifier of another number of classes is left as it is; every other mismatch is an error.
+    A classifier with another number of classes is left as it is; every other mismatch is an error.
     """
     if not path.is_file():
         raise FileNotFoundError(f"model.weights={str(path)!r} is not a file; give a state dict saved by torch.save")
@@ -189,7 +189,7 @@ def _bottleneck_encoder(
 
 
 def _stage(block: Any, channels: int, planes: int, count: int, stride: int, dilation: int = 1) -> nn.Sequential:
-    """Blocks of torchvision's; the first one changes channels and resolution."""
+    """A stage of torchvision's blocks, the first of which changes channels and resolution."""
     out = planes * block.expansion
     project = None
     if stride != 1 or channels != out:

@@ -1,11 +1,11 @@
 """The report of a comparison, or of single runs: one HTML page, see `page`.
 
-Everything but pictures and centroids comes from the run folders, the table and the first figure from `results.json`
-alone where those are gone. Pictures and centroids need the data set; where it is gone, the page says so in their place.
-The centroids need the model, too; one that is not halfway's own is built only if asked to: a report is what one runs on
+Everything but pictures and centroids comes from the run folders; if those are gone, `results.json` alone gives the
+table and the first figure. Pictures and centroids need the data set; if it is gone, the page says so in their place.
+Centroids also need the model. One that is not halfway's own is built only on request, because a report may be about
 other people's results.
 
-Sections are functions that return plain values; `page.html` puts them into words and tags. Begin reading there.
+Sections are functions that return plain values, which `page.html` renders. Begin reading there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def write(runs: Runs, root: str | None, title: str | None, trust: bool = False) 
     """The page.
 
     Args:
-        root: where the data lie; None: where they lay in training.
+        root: where the data are; None: where they were in training.
         title: the line above the headline; None: the recipe's name.
         trust: import and build whatever models the runs name.
     """
@@ -53,7 +53,7 @@ def write(runs: Runs, root: str | None, title: str | None, trust: bool = False) 
 
 
 def _from_run_folders(runs: Runs, root: str | None, trust: bool) -> dict[str, Any]:
-    """The sections that `results.json` alone does not give."""
+    """The sections that need more than `results.json`."""
     if not runs.groups:
         return dict.fromkeys(("curves", "retention", "galleries", "centroids", "method"))
     counts = read_counts(runs)
@@ -68,14 +68,14 @@ def _from_run_folders(runs: Runs, root: str | None, trust: bool) -> dict[str, An
 
 
 def _scale(runs: Runs) -> str:
-    """What was trained, on which data, and whether that is a twin of a setting of the paper."""
+    """What was trained, on which data, and whether it is a twin of one of the paper's settings."""
     title = runs.recipe.title
     size = ["reduced scale"] if runs.recipe.name.startswith("tiny-") else []
     return " · ".join([title[:1].upper() + title[1:], runs.session["data"], *size])
 
 
 def _table(rows: Sequence[Row]) -> dict[str, Any]:
-    """Columns that hold nothing are left out. Cells sort by the first number in them."""
+    """The table without empty columns. Cells sort by the first number in them."""
     every = [table.cells(row) for row in rows]
     filled = [i for i in range(len(table.COLUMNS)) if any(line[i] for line in every)]
     lines = []

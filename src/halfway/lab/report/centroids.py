@@ -1,4 +1,4 @@
-"""What PFB's density is made of: the heaviest centroids, each with the samples that lie nearest to it at the cut."""
+"""The heaviest centroids of PFB's density, each with the samples nearest to it at the cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _BATCH = 100
 
 @dataclass(frozen=True)
 class Centroid:
-    """One kernel of the mixture. share: of the samples it has learned from. nearest: ids of training samples."""
+    """One kernel of the mixture.
+
+    share: of the samples the density has learned from.
+    nearest: ids of training samples.
+    """
 
     share: float
     nearest: list[int]
@@ -54,10 +58,10 @@ def represent(recipe: Recipe, checkpoint: dict[str, Any], data: Data) -> tuple[T
     """Centroids (C, D) and their counts (C,) at the end of training, and the representations (M, D) of M training
     samples with their ids (M,), as the selector sees them, but in eval mode."""
     device = torch.device("cpu")
-    # The checkpoint has the weights; those the training began with may be gone, and nobody needs them.
+    # The weights are in the checkpoint; the file of pretrained ones may be gone, and is not needed.
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights=None))
     with torch.random.fork_rng([]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one process looks at what several have trained
+        warnings.simplefilter("ignore")  # about the number of processes: one reads what several have trained
         training = Training(recipe, data, device, folder=None, show=False)
         try:
             training.restore(checkpoint)

@@ -31,7 +31,7 @@ class Counts:
 
     @property
     def share(self) -> float:
-        """Of all samples in pruned batches."""
+        """The share of samples in pruned batches that were retained."""
         return float(self.retained.sum() / self.offered.sum().clamp(min=1))
 
     @property
@@ -42,12 +42,12 @@ class Counts:
 
     @property
     def rates(self) -> Tensor:
-        """(N,) of each sample; NaN for one that was never in a pruned batch."""
+        """(N,) retention rate of each sample; NaN for one that was never in a pruned batch."""
         return self.retained / self.offered
 
     @property
     def class_rates(self) -> Tensor:
-        """(C,) of each class over the whole training; NaN where it never occurred."""
+        """(C,) retention rate of each class over the whole training; NaN if it never occurred."""
         return self.class_retained.sum(0) / self.class_offered.sum(0)
 
     def class_rates_over_time(self, at_most: int) -> tuple[Tensor, Tensor]:
@@ -61,10 +61,10 @@ class Counts:
         return (torch.stack(rates) if rates else torch.zeros(0, classes)), torch.tensor(rounds).reshape(-1, 2)
 
     def extremes(self, count: int) -> tuple[list[int], list[int]]:
-        """The samples pruned most often, and those retained most often; of equal rates, what was offered more often."""
+        """The samples pruned most often, and those retained most often; at equal rates those offered more often."""
         seen = self.offered.nonzero().flatten()
         rates, offered = self.rates[seen].double(), self.offered[seen].double()
-        # Far less than two different rates can differ by, so that it decides between equal ones only.
+        # Far smaller than the difference between any two rates, so that it only decides between equal ones.
         nudge = offered / (1 + offered.max()) / (2 * offered.max() ** 2) if len(seen) else offered
         pruned = seen[(rates - nudge).argsort(stable=True)][:count]
         retained = seen[(-rates - nudge).argsort(stable=True)][:count]

@@ -28,7 +28,7 @@ def galleries(runs: Runs, counts: dict[Group, Counts], pictures: Pictures) -> di
     if pictures.data is None:
         return {"reason": pictures.reason}
     found = counts[main]
-    # Of few samples, none should be in both galleries.
+    # If there are few samples, none should be in both galleries.
     pruned, retained = found.extremes(min(GALLERY, max(1, int((found.offered > 0).sum()) // 2)))
     rates = found.rates[found.offered > 0]
     cards = (

@@ -1,4 +1,4 @@
-"""The report's last section: commands, settings, machine. What one needs to judge the numbers, and to repeat them."""
+"""The report's last section: commands, settings and machine, to judge the numbers and to repeat them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .runs import Runs
 
 
 def how_it_was_measured(runs: Runs) -> dict[str, Any]:
-    """The section."""
+    """Commands, settings and facts about the runs, for `page.html`."""
     example = runs.example
     return {
         "facts": _facts(runs, example),
@@ -37,7 +37,7 @@ def repeat_command(run: RunResult) -> str:
 
 
 def _changes(recipe: Recipe) -> list[str]:
-    """key=value of all that is not as shipped."""
+    """key=value of every setting that differs from the shipped recipe."""
     of_this_run = {key: getattr(recipe, key) for key in recipes.OF_A_RUN}
     shipped, now = recipes.load(recipe.name).with_settings(of_this_run).identity(), recipe.identity()
     return [f"{key}={_yaml(now[key])}" for key in now if now[key] != shipped.get(key)]
@@ -86,7 +86,7 @@ def _varied(runs: Runs) -> list[tuple[str, str]]:
 
 
 def _replayed(runs: Sequence[RunResult]) -> str:
-    """What reuse of the probe came to."""
+    """How many pruned steps reused their probe."""
     last = [run.metrics[-1] for run in runs]
     pruned, replayed, recomputed = (
         int(sum(m.get(key, 0) for m in last)) for key in ("pruned_steps", "replayed", "recomputed")
@@ -122,7 +122,7 @@ def _listed(values: dict[str, object]) -> str:
 
 
 def _joined(parts: Iterable[str], between: str = "; ") -> str:
-    """Each once."""
+    """The parts joined, each once."""
     return between.join(dict.fromkeys(parts))
 
 

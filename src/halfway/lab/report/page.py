@@ -1,8 +1,8 @@
 """The look of a report: one HTML file that needs nothing else, with figures and pictures inside.
 
-`page.html` is the template, `page.css` and `page.js` go into it. A content security policy forbids all that a page does
-not use: every script but that one, and whatever comes from elsewhere. Figures are SVG, drawn twice: for a light and for
-a dark page. Method colours are the same in figures and tables.
+`page.html` is the template; `page.css` and `page.js` are inserted into it. A content security policy forbids everything
+that a page does not use: any other script, and anything from elsewhere. Figures are SVG, drawn twice, for a light and
+for a dark page. Methods have the same colours in figures and tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 _FOLDER = Path(__file__).parent
-# What a page is made of: its own script, style sheets and `style` attributes within it, and pictures as data URIs.
+# A page may use its own script, its own style sheets and `style` attributes, and pictures as data URIs.
 _POLICY = (
     "default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
@@ -27,7 +27,7 @@ _POLICY = (
 
 
 def render(style: str, **parts: Any) -> str:
-    """The whole page, from `page.html`. style: CSS beside that of `page.css`."""
+    """The whole page, from `page.html`. style: CSS in addition to `page.css`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -50,7 +50,7 @@ def render(style: str, **parts: Any) -> str:
 
 
 def _typeset(value: Any) -> Any:
-    """A number and its percent sign stay on one line. Markup is left alone."""
+    """Keep a number and its percent sign on one line. Markup is left alone."""
     return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
@@ -61,7 +61,8 @@ def _typeset(value: Any) -> Any:
 class Theme:
     """Colours that are legible on one background.
 
-    known: methods that always have the same colour. others: for all further methods, by their order on the page.
+    known: colours of methods that always have the same one.
+    others: colours of all further methods, by their order on the page.
     """
 
     text: str
@@ -154,8 +155,8 @@ def figure(title: str, draw: Draw, alt: str, caption: str, height: float = 3.5) 
 
 
 def rate_edges(offers: int, at_most: int = 25) -> list[float]:
-    """Histogram edges in percent for rates k / `offers`: equally many possible rates in each bin, otherwise some bins
-    would tower over others."""
+    """Histogram edges in percent for rates k / `offers`, with equally many possible rates in each bin; otherwise some
+    bins would tower over others."""
     width = -(-(offers + 1) // at_most)
     return [100 * (k - 0.5) / offers for k in range(0, offers + 1 + width, width)]
 
@@ -164,7 +165,7 @@ def rate_edges(offers: int, at_most: int = 25) -> list[float]:
 
 
 def minus(text: str) -> str:
-    """With minus signs that are as wide as a plus; hyphens stay."""
+    """The text with minus signs as wide as a plus; hyphens stay."""
     return re.sub(r"(?<!\w)-(?=[\d ])", "−", text)
 
 

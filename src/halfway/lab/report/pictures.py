@@ -1,4 +1,4 @@
-"""The training set to look at: small pictures, inside the page."""
+"""Small pictures of the training set, embedded in the page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..recipes.schema import Recipe
 from . import page
 
 SIDE = 64  # px, the longer one
-FEW = 32  # px: better seen than smoothed away, and smaller as PNG than the header of a JPEG
+FEW = 32  # px; up to this size pixels are shown sharp, and a PNG is smaller than the header of a JPEG
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """The training set to look at, or why there is none. data: None if it cannot be read."""
+    """The pictures of the training set, or why there are none. data: None if it cannot be read."""
 
     data: Data | None
     reason: str = ""
@@ -46,7 +46,7 @@ def load_pictures(recipe: Recipe, root: str | None, samples: int | None) -> Pict
     try:
         found = data_sets.load(recipe.data, root or recipe.root)
     except (OSError, ValueError) as error:
-        # The page must not tell where things lie on this machine; whoever runs the command may know.
+        # The page must not reveal paths of this machine; the terminal may.
         print(f"no pictures and no centroids: {error}", file=sys.stderr)
         return Pictures(None, f"The data set was not found when this page was written. {advice}")
     if samples is not None and len(found.train) != samples:
@@ -60,7 +60,7 @@ def load_pictures(recipe: Recipe, root: str | None, samples: int | None) -> Pict
 
 
 def class_names(recipe: Recipe, pictures: Pictures, count: int) -> list[str]:
-    """Of the data set; numbers where only the data would tell."""
+    """Names of the classes; numbers if the names are only known from missing data."""
     if pictures.data is not None:
         return pictures.data.classes
     known = data_sets.SETS[recipe.data.name].names

@@ -22,8 +22,8 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def score_by_setting(rows: Sequence[Row], key: str, score: str) -> Draw:
-    """Final score against a swept setting: the mean, and a band from the worst to the best seed. Methods that do not
-    look at the setting are bands across."""
+    """Final score against a swept setting: the mean, and a band from the worst to the best seed. Methods that ignore
+    the setting are bands across the whole width."""
 
     def draw(axes: Any, theme: Theme) -> None:
         colours = theme.colours([row.group.method for row in rows])
@@ -105,7 +105,7 @@ def _curve(run: RunResult, value: str) -> tuple[list[float], list[float]]:
 
 
 def _mean(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
-    """Over seeds, which all have the same rounds."""
+    """The mean over seeds, which all have the same rounds."""
     return lines[0][0], [sum(values) / len(values) for values in zip(*(y for _, y in lines), strict=True)]
 
 
@@ -113,7 +113,7 @@ def _mean(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float]
 
 
 def shown_classes(rates: Tensor) -> list[int | None]:
-    """Classes from the least to the most retained; of many, only both ends, with None between."""
+    """Classes from the least to the most retained; if there are many, only both ends, with None between."""
     order = [int(c) for c in rates.argsort(stable=True) if math.isfinite(float(rates[c]))]
     if len(order) <= MANY_CLASSES:
         return list(order)
@@ -165,12 +165,12 @@ def retention_by_class(counts: dict[Group, Counts], main: Group, names: Sequence
 
 
 def _class_height(rows: int) -> float:
-    """Inches of a figure with a row per class."""
+    """Height in inches of a figure with a row per class."""
     return max(3.2, 1.3 + 0.19 * rows)
 
 
 def class_height(counts: Counts) -> float:
-    """The same, for the figures that show the classes of these counts."""
+    """Height in inches of the figures that show the classes of these counts."""
     return _class_height(len(shown_classes(counts.class_rates)))
 
 
@@ -215,7 +215,7 @@ def retention_histogram(counts: dict[Group, Counts]) -> Draw:
 
     def draw(axes: Any, theme: Theme) -> None:
         offers = {c.offers for c in counts.values()}
-        # Rates of k / 12 and of k / 18 have no fine bins in common that hold equally many of them.
+        # No fine bins hold equally many rates k / 12 and equally many rates k / 18.
         edges = rate_edges(offers.pop()) if len(offers) == 1 else [10.0 * k - 5 for k in range(12)]
         colours = theme.colours([group.method for group in counts])
         for group, found in counts.items():
@@ -233,7 +233,7 @@ def retention_histogram(counts: dict[Group, Counts]) -> Draw:
 
 
 def short(group: Group) -> str:
-    """A group in a legend."""
+    """A group's name in a legend."""
     return name(group.method) if group.ratio is None else f"{name(group.method)}, p = {group.ratio:g}"
 
 

@@ -16,8 +16,8 @@ from .runs import Runs
 
 
 def read_counts(runs: Runs) -> dict[Group, Counts]:
-    """Of the groups that the section shows: PFB and random pruning at all ratios, other methods at the ratio of the
-    galleries, all at the settings of the galleries; over the same seeds, as far as they have them."""
+    """The counts of the groups that the section shows: PFB and random pruning at all ratios, other methods at the ratio
+    of the galleries, all with the settings of the galleries; over the same seeds where possible."""
     main = runs.main
     if main is None:
         return {}
@@ -41,7 +41,7 @@ def read_counts(runs: Runs) -> dict[Group, Counts]:
 
 
 def section(runs: Runs, counts: dict[Group, Counts], pictures: Pictures) -> dict[str, Any] | None:
-    """The section; None if PFB pruned nothing."""
+    """Figures and numbers of the section; None if PFB pruned nothing."""
     main = runs.main
     if main is None or main not in counts:
         return None
@@ -125,7 +125,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def chosen(runs: Runs, main: Group) -> str:
-    """Which group is looked into, and why."""
+    """Which group the section is about, and why."""
     several = sum(group.method == PFB for group in runs.groups) > 1
     why = ", the ratio nearest to 0.5" if several else ""
     return f"{name(main.method)}{at(main)}{why}; counts are summed over n = {len(runs.main_seeds)} seed(s)."

@@ -21,7 +21,7 @@ from ..training.run_result import RunResult
 
 Groups = dict[Group, dict[int, RunResult]]
 
-# More methods than this are too many for a figure with a line or a row of dots for each.
+# A figure with a line or a row of dots per method has room for this many.
 FEW_METHODS = 5
 
 _FIRST = (FULL, "random", PFB)
@@ -44,7 +44,7 @@ class Runs:
 
     @cached_property
     def rows(self) -> list[recorded.Row]:
-        """The table."""
+        """The rows of the table."""
         if self.written is None:
             return recorded.summarise(self.groups, self.timing["steps"])
         return sorted(self.written.rows, key=lambda row: _sort_key(row.group))
@@ -55,7 +55,7 @@ class Runs:
 
     @property
     def recipe(self) -> Recipe:
-        """What all runs share; the rest of it is any run's."""
+        """What all runs share; in the other settings that of any run."""
         if self.written is None:
             return self.finished[0].recipe
         assert self.written.recipe is not None
@@ -63,12 +63,12 @@ class Runs:
 
     @property
     def session(self) -> dict[str, Any]:
-        """Data, versions and machine of a run."""
+        """Data, versions and machine of one of the runs."""
         return self.finished[0].sessions[-1] if self.written is None else self.written.session
 
     @property
     def command(self) -> str:
-        """That wrote `results.json`, where there are no run folders."""
+        """The command that wrote `results.json`, if there are no run folders."""
         return "" if self.written is None else self.written.command
 
     @property
@@ -78,8 +78,8 @@ class Runs:
 
     @cached_property
     def main(self) -> Group | None:
-        """The PFB group that galleries look into: at the ratio nearest to one half, with settings as shipped if there
-        are several; None if there is no PFB run."""
+        """The PFB group that the galleries show: at the ratio nearest to one half and, if there are several, with the
+        shipped settings; None if there is no PFB run."""
         found = [group for group in self.groups if group.method == PFB]
         shipped = recipes.load(name).identity() if (name := self.recipe.name) in recipes.names() else {}
 
@@ -91,8 +91,8 @@ class Runs:
 
     @property
     def shown(self) -> Groups:
-        """The groups for figures with a line each: all of them, or of many methods full data, random pruning and PFB at
-        its ratio, and as many of the best others at that ratio as there is room for."""
+        """The groups for figures with a line each: all of them; if there are too many methods, full data, random
+        pruning and PFB at its ratio, and as many of the best others at that ratio as there is room for."""
         if len(self.methods) <= FEW_METHODS:
             return self.groups
         ratio = self.main.ratio if self.main is not None else None
@@ -104,8 +104,8 @@ class Runs:
 
     @property
     def main_seeds(self) -> list[int]:
-        """Its seeds; only those that random pruning has as well, if there are any: what is summed over more seeds
-        looks more even."""
+        """The seeds of `main`; if random pruning shares any, only those, because sums over more seeds look more
+        even."""
         if self.main is None:
             return []
         mine, random = self.groups[self.main], self.groups.get(self.main.rival("random"), {})
@@ -113,12 +113,12 @@ class Runs:
 
     @property
     def example(self) -> RunResult:
-        """The first seed of that group; any run if there is no PFB run."""
+        """The first seed of `main`; any run if there is no PFB run."""
         return self.finished[0] if self.main is None else next(iter(self.groups[self.main].values()))
 
     @property
     def sweep(self) -> str | None:
-        """The numeric setting that `--over` swept, if it is one and the only one."""
+        """The setting that `--over` swept, if there is exactly one and it is numeric."""
         settings = [setting for row in self.rows for setting in row.group.settings if setting[0] != "length"]
         keys = {key for key, _ in settings}
         if len(keys) != 1:
@@ -128,8 +128,8 @@ class Runs:
 
 
 def read(arguments: Sequence[str | Path]) -> Runs:
-    """The runs in run folders and in folders of run folders: grouped as `compare` has written down, or by what they
-    differ in."""
+    """The runs in run folders and in folders of run folders, grouped as `compare` recorded, or by the settings in which
+    they differ."""
     if alone := _results_alone(arguments):
         return alone
     paths = find(arguments)
@@ -157,7 +157,7 @@ def _results_alone(arguments: Sequence[str | Path]) -> Runs | None:
 
 
 def _as_written_down(arguments: Sequence[str | Path], finished: Sequence[RunResult]) -> Groups | None:
-    """The groups of a comparison's `results.json`; None without one, and if it does not know all of the runs."""
+    """The groups of a comparison's `results.json`; None if there is none or it does not list all of the runs."""
     if len(arguments) > 1:
         return None
     folder = Path(arguments[0])
@@ -196,10 +196,10 @@ def find(arguments: Sequence[str | Path]) -> list[Path]:
 
 
 def group_runs(results: Sequence[RunResult]) -> Groups:
-    """Runs that differ in their seed only, together; the groups in the order of the table.
+    """Runs that differ only in their seed, together; the groups in the order of the table.
 
-    A group is a method, its ratio, and every setting that its method looks at and that is not the same in all runs of
-    such methods.
+    A group is a method, its ratio, and every setting that affects the method and is not the same in all runs of such
+    methods.
     """
     settings = [
         {key: value for key, value in run.recipe.identity().items() if key not in recipes.OF_A_RUN} for run in results
@@ -239,7 +239,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _sort_key(group: Group) -> tuple[Any, ...]:
-    """Full data, random, PFB, then the others by name; by ratio; by setting, numbers in their order."""
+    """Sorts full data, random, PFB, then the others by name; by ratio; by setting, numbers numerically."""
     method = _FIRST.index(group.method) if group.method in _FIRST else len(_FIRST)
     settings = [(key, (0, value, "") if _is_number(value) else (1, 0, str(value))) for key, value in group.settings]
     return method, group.method, group.ratio or 0.0, settings

@@ -1,7 +1,7 @@
-"""The plot that decides: score against cost, with the curves of random pruning and of fewer epochs drawn through.
+"""The main plot: score against cost, with curves for random pruning and for fewer epochs.
 
-It is drawn by the page itself, not by matplotlib: positions are percentages of the plot, so that letters keep their
-size in a narrow window, and every dot answers to the pointer.
+The page itself draws it, not matplotlib: positions are percentages of the plot, so that letters keep their size in a
+narrow window, and every dot reacts to the pointer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..comparison.results import Row
 from ..comparison.trials import Group
 from ..comparison.verdict import against, name
 
-# One after the other, for methods beyond the palette.
+# Shapes, used in turn for methods beyond the palette.
 SHAPES = (
     "M-5.5,0a5.5,5.5 0 1,0 11,0a5.5,5.5 0 1,0 -11,0z",
     "M-5,-5h10v10h-10z",
@@ -119,7 +119,7 @@ def _point(row: Row, x: Scale, y: Scale, shape: str, unit: str | None) -> dict[s
         "high": None if row.error is None else _down(row.mean + row.error, y),
         "shape": shape,
         "text": "" if unit is None else ", ".join([*ratio, *settings]),
-        # The cheaper of two rivals lies to the left: its label goes there.
+        # Random pruning is cheaper and lies to the left, so its labels go there.
         "left": row.group.method == "random",
         "tip": "\n".join(lines),
     }

@@ -1,1 +1,1 @@
-"""One training in one run folder. Begin with `loop`; `session` is a process, `run_folder` what it leaves."""
+"""One training in one run folder. Begin with `loop`; `session` is one process's part, `run_folder` what it writes."""

@@ -1,5 +1,5 @@
-"""The losses of a trained model on the training images, one by one: what RHO-Loss calls irreducible, if the model was
-trained on other images (`data.holdout=true`)."""
+"""The loss of a trained model on each training image. If the model was trained on other images (`data.holdout=true`),
+these are what RHO-Loss calls irreducible losses."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from .run_folder import RunFolder
 
 
 class Logs:
-    """Writes the metrics of a run that goes on at `step`; with no folder, nothing.
+    """Writes the metrics of a run from `step` on; without a folder it writes nothing.
 
     length: bytes of metrics.jsonl so far.
     """
@@ -23,7 +23,7 @@ class Logs:
         from torch.utils.tensorboard import SummaryWriter
 
         self._file = open(folder.metrics, "ab")  # noqa: SIM115  closed with the logs
-        # What a killed session had logged beyond its checkpoint is hidden.
+        # Hides what a killed session logged after its last checkpoint.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=step + 1)
 
     @property
@@ -31,7 +31,7 @@ class Logs:
         return self._file.tell() if self._file is not None else 0
 
     def write(self, metrics: dict[str, Any]) -> None:
-        """One round, flushed to the disk before the checkpoint that counts on it."""
+        """Write one round, flushed to the disk before the checkpoint that relies on it."""
         if self._file is None:
             return
         self._file.write((json.dumps(metrics) + "\n").encode())

@@ -2,14 +2,14 @@
 
 What is worth knowing:
 
-- Weights at the start are a function of the seed, batches and their augmentation of (seed, epoch, step), so that two
-  methods at the same seed differ in what they prune and in nothing else.
+- Initial weights are a function of the seed; batches and their augmentation are a function of (seed, epoch, step). So
+  two methods at the same seed differ only in what they prune.
 - Nothing waits for the device inside a round (an epoch, or `log_every` steps), except to redraw the progress bar.
-- A checkpoint holds all there is: weights, optimizer, policy, scaler, blocker, counts, random generators. A training
-  that was killed at any moment and resumed ends with the same bits (on a GPU: if its kernels are deterministic).
+- A checkpoint holds everything: weights, optimizer, policy, scaler, blocker, counts, random generators. A training that
+  was killed at any moment and resumed ends with the same bits (on a GPU: if its kernels are deterministic).
 - `method="full"` and a ratio of 0 run without a blocker: the plain loop.
-- Where a sampler decides before the epoch, an epoch has fewer steps. Time is then still counted in steps of full data:
-  each of n batches of an epoch stands for 1/n of it, for the learning rate, rounds, windows and lengths alike.
+- Where a sampler decides before the epoch, an epoch has fewer steps. Time is still counted in steps of full data: each
+  of an epoch's n batches stands for 1/n of it, for the learning rate, rounds, windows and lengths alike.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .run_folder import VERSION, RunFolder
 
 @dataclass
 class _Round:
-    """What is summed up until the round ends. `loss` stays on the device."""
+    """Sums over the current round. `loss` stays on the device."""
 
     loss: Tensor
     steps: int = 0
@@ -67,7 +67,7 @@ class Training:
     Args:
         recipe: what to train.
         data: its data, already on the device if they stay in memory.
-        device: where.
+        device: where to train.
         folder: an opened run folder; None: nothing is written (benchmarks, tests).
         show: draw a progress bar.
     """
@@ -182,7 +182,7 @@ class Training:
         return True
 
     def _plan(self, epoch: int) -> tuple[list[tuple[Tensor, int]], list[int]]:
-        """The batches that are left of an epoch, and the step of full data each of them ends at."""
+        """The remaining batches of an epoch, and the step of full data at which each of them ends."""
         per_epoch, start = self.order.per_epoch, epoch * self.order.per_epoch
         mine = None
         if self.sampler is not None:
@@ -198,7 +198,7 @@ class Training:
                 f"less than one batch of {self.recipe.batch_size} samples is left in epoch {epoch}; take a smaller "
                 "prune_ratio or batch_size"
             )
-        # The inverse of the steps below: how many batches of this epoch have been trained on.
+        # How many batches of this epoch have been trained on: the inverse of the steps below.
         first = -(-(self.step - start) * batches // per_epoch)
         ends = [min(start + (b + 1) * per_epoch // batches, self.steps) for b in range(first, batches)]
         # The last batch is the one that reaches the end.
@@ -245,7 +245,7 @@ class Training:
         return None
 
     def _observe(self, ids: Tensor, outputs: Any, y: Tensor) -> None:
-        """Tell a method that learns from losses what they were."""
+        """Report the losses to a method that learns from them."""
         blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
         if not blocked and (self.sampler is None or not self.sampler.learns):
             return
@@ -280,14 +280,14 @@ class Training:
         if self.ranks > 1:
             dist.all_reduce(loss)
         mean = float(loss) / (current.steps * self.ranks)
-        current.seconds += time.perf_counter() - begin  # here a GPU finishes the work of the round
+        current.seconds += time.perf_counter() - begin  # includes waiting for a GPU to finish the round
         if not math.isfinite(mean):
             raise FloatingPointError(
                 f"the loss is {mean} in the round that ends at step {self.step}: the training has diverged. Lower "
                 "optimizer.lr or set clip_norm; last.pt still holds the round before"
             )
         self.retention.end_round()
-        # Where a batch stands for several steps, a round ends a little behind its time. The last one may be shorter.
+        # Where a batch stands for several steps, a round ends a little late. The last one may be shorter.
         number = -(-self.step // self.round_steps) if last else self.step // self.round_steps
         metrics = {
             "round": number,
@@ -323,7 +323,7 @@ class Training:
         }
 
     def _diagnostics(self) -> dict[str, float]:
-        """What the selector says about its choices since the run began or was resumed."""
+        """The selector's figures about its choices since the run began or was resumed."""
         return {} if self.blocker is None else self.blocker.stats.diagnostics
 
     # -------------------------------------------------------------- checkpoints
@@ -357,7 +357,7 @@ class Training:
         )
 
     def _resume(self) -> dict[str, Tensor] | None:
-        """Go on from the folder's checkpoint, if there is one; returns this rank's random state."""
+        """Load the folder's checkpoint, if there is one; returns this rank's random state."""
         if self.folder is None:
             return None
         state = self.folder.load()
@@ -378,7 +378,7 @@ class Training:
         return state["random"][self.rank]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over a checkpoint of the same recipe; random generators are left alone."""
+        """Load a checkpoint of the same recipe; random generators are left alone."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.policy.load_state_dict(state["policy"])
@@ -394,12 +394,12 @@ class Training:
 
 
 def check(recipe: Recipe, ranks: int = 1) -> None:
-    """Raise what is wrong with a recipe before data are read and other runs are waited for."""
+    """Raise if a recipe cannot be trained, before data are read and other runs are trained."""
     task = tasks.make(recipe)
     selector = recipe.selector(loss_fn=task.losses)
     size = recipe.batch_size // ranks
     left = size if selector is None else retained_count(size, recipe.prune_ratio)
-    recipe.sampler(samples=1000, per_epoch=10)  # its settings are refused here, if they are wrong
+    recipe.sampler(samples=1000, per_epoch=10)  # raises if its settings are wrong
     needed = task.smallest_batch
     if left < needed:
         raise ValueError(
@@ -410,7 +410,7 @@ def check(recipe: Recipe, ranks: int = 1) -> None:
         try:
             with torch.device("meta"):
                 model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed)
-        except (NotImplementedError, RuntimeError):  # it looks at values while it is built; the blocker will check
+        except (NotImplementedError, RuntimeError):  # it needs real values while it is built; the blocker will check
             return
         find_layer(model, recipe.cut)
 

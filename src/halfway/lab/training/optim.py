@@ -12,7 +12,7 @@ from ..recipes.schema import LearningRate, OptimizerSettings
 
 
 def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
-    """Biases and normalisation are not decayed by LARS and AdamW, as is usual for them; SGD decays everything."""
+    """SGD decays all weights; LARS and AdamW do not decay biases and normalisation, as is usual for them."""
     common = {"lr": settings.lr, **settings.options}
     if settings.name == "sgd":
         return SGD(model.parameters(), weight_decay=settings.weight_decay, **common)
@@ -28,9 +28,9 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
 
 
 def make_policy(settings: LearningRate, optimizer: Optimizer, peak: float, steps: int, warmup: int) -> LRScheduler:
-    """The learning rate of each of `steps` training steps, `warmup` of which are its rise."""
+    """The learning rate of each of `steps` training steps, the first `warmup` of which raise it."""
     if settings.name == "onecycle":
-        # PyTorch divides by the lengths of both parts less one: neither may have exactly one step.
+        # PyTorch divides by the length minus one of both parts, so neither may have exactly one step.
         share = 0.3 if settings.warmup is None else min(max(warmup, 1.5), steps - 0.5) / steps
         return OneCycleLR(optimizer, peak, total_steps=steps, pct_start=share)
     fall = poly if settings.name == "poly" else cosine

@@ -38,7 +38,7 @@ class BatchOrder:
     def epoch(self, epoch: int, first: int = 0, mine: Tensor | None = None) -> list[tuple[Tensor, int]]:
         """(ids, augmentation seed) of the batches of an epoch, from the `first` on.
 
-        mine: this rank's ids in order, where somebody has chosen among them; None: its share of all of them.
+        mine: this rank's ids in order, if a sampler has chosen them; None: its share of all samples.
         """
         if mine is None:
             generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))

@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Bar:
-    """tqdm, with figures that are only worked out when they are about to be shown.
+    """A tqdm bar with figures that are only worked out when they are about to be shown.
 
     Args:
-        total: steps, images, ...
-        name: what is going on.
+        total: number of steps, images, ...
+        name: shown before the bar.
         show: False on all ranks but the first.
-        done: of the total, by an earlier session.
+        done: how many were done by an earlier session.
     """
 
     def __init__(self, total: int, name: str, unit: str, show: bool = True, leave: bool = True, done: int = 0) -> None:
@@ -43,14 +43,14 @@ class Bar:
         return True
 
     def figures(self, **figures: str) -> None:
-        """Show these beside the bar."""
+        """Show figures beside the bar."""
         self._bar.set_postfix(figures, refresh=False)
 
     def update(self, count: int = 1) -> None:
         self._bar.update(count)
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if not self._bar.disable:
             self._bar.write(text, file=sys.stderr)
 

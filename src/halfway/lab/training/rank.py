@@ -1,4 +1,4 @@
-"""This process among those that train together."""
+"""The rank of this process among those that train together."""
 
 from __future__ import annotations
 

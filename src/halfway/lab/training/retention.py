@@ -25,11 +25,11 @@ class Retention:
         self.retained = torch.zeros(len(train), dtype=torch.int64)
         self.class_offered: list[Tensor] = []
         self.class_retained: list[Tensor] = []
-        # Of this round, on the device of the batches: nothing waits for it before the round ends.
+        # Counts of this round, on the device of the batches, so that nothing waits for it before the round ends.
         self._round = torch.zeros(2, len(train), dtype=torch.int64, device=device)
 
     def note(self, ids: Tensor, indices: Tensor) -> None:
-        """A pruned batch: the samples' ids (B,) and the retained rows (S,)."""
+        """Count a pruned batch: the samples' ids (B,) and the retained rows (S,)."""
         ids = ids.to(self._round.device)
         self._round[0].index_add_(0, ids, torch.ones_like(ids))
         stayed = ids[indices]

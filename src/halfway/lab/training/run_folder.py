@@ -6,9 +6,9 @@
     last.pt            the checkpoint; loads with `weights_only=True`
     tensorboard/       the same metrics for TensorBoard
 
-A checkpoint is written aside, flushed to the disk, then renamed. It knows how long metrics.jsonl was, so that after a
-kill the lines of rounds that will be trained again are taken back. The first one is written before the first round: if
-there are rounds and no checkpoint, it was lost.
+A checkpoint is written to another name, flushed to the disk, then renamed. It holds the length of metrics.jsonl, so
+that after a kill the lines of rounds that will be trained again are removed. The first checkpoint is written before the
+first round: if there are rounds and no checkpoint, it was lost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RunFolder:
             self._require_same_recipe(recipe)
 
     def check_checkpoint(self) -> None:
-        """Raise if there were rounds, but their checkpoint is gone: to go on would be to begin again, and drop them."""
+        """Raise if there are rounds but no checkpoint: going on would start again and drop them."""
         if not self.checkpoint.exists() and self.metrics.exists() and self.metrics.stat().st_size:
             raise ValueError(
                 f"{self.checkpoint} is gone, so there is nothing to resume in {self.path}; put it back, remove the "
@@ -85,7 +85,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process writes here meanwhile. The lock of a process that was killed is gone."""
+        """Keep other processes from writing here meanwhile. A killed process loses its lock."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self.path / ".lock", blocking=False)
@@ -99,7 +99,7 @@ class RunFolder:
             lock.release()
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint, whole or not at all."""
+        """Replace the checkpoint, completely or not at all."""
         write_tensors(self.checkpoint, state)
 
     def load(self) -> dict[str, Any] | None:
@@ -124,11 +124,11 @@ class RunFolder:
         return state
 
     def refused(self, error: Exception) -> str:
-        """What to say when the checkpoint is one, but not of this run."""
+        """The error message for a checkpoint that does not belong to this run."""
         return f"{self.checkpoint} does not fit this run ({first_line(error)}); {_INSTEAD}"
 
     def truncate_metrics(self, length: int) -> None:
-        """Take back what was logged after the checkpoint."""
+        """Remove what was logged after the checkpoint."""
         found = self.metrics.stat().st_size if self.metrics.exists() else 0
         if found < length:
             raise ValueError(
@@ -139,7 +139,7 @@ class RunFolder:
         os.truncate(self.metrics, length)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All rounds so far; a line that a crash or a full disk left half written is none."""
+        """All rounds so far, without a line that a crash or a full disk left half written."""
         if not self.metrics.exists():
             return []
         *whole, _ = self.metrics.read_text().split("\n")
@@ -150,10 +150,10 @@ class RunFolder:
         return json.loads(self.environment.read_text()) if self.environment.exists() else []
 
     def note_session(self, session: dict[str, Any]) -> None:
-        """One more session that trains here."""
+        """Record a session that trains here."""
         write_json(self.environment, [*self.read_environment(), session])
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line; its kind if it says nothing."""
+    """The first line of an error's message; the name of its class if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -42,7 +42,7 @@ class RunResult:
 
     @property
     def score(self) -> float:
-        """After the last round, in percent: at several scales, if the recipe evaluates so."""
+        """The score after the last round, in percent; at several scales if the recipe says so."""
         last = self.metrics[-1]
         return last.get("multi_scale", last["score"])
 
@@ -52,25 +52,25 @@ class RunResult:
 
     @property
     def effective_ratio(self) -> tuple[float, float]:
-        """Pruned samples: of those in pruned steps, and of all."""
+        """The share of samples pruned: in pruned steps, and in the whole run."""
         pruned = self._last["seen"] - self._last["retained"]
         return (pruned / self._offered if self._offered else 0.0, pruned / self._last["seen"])
 
     @property
     def flops(self) -> tuple[float, float]:
-        """Of a pruned step, and of the run."""
+        """The cost of a pruned step, and of the run."""
         seen, spent = self._last["seen"], self._last["spent"]
         step = (spent - (seen - self._offered)) / self._offered if self._offered else 1.0
         return step, spent / seen
 
     @property
     def seconds(self) -> float:
-        """Of training; evaluation and checkpoints do not count."""
+        """Training time, without evaluation and checkpoints."""
         return sum(m["seconds"] for m in self.metrics)
 
     @property
     def waited(self) -> float:
-        """The share of it that was spent waiting for data."""
+        """The share of `seconds` spent waiting for data."""
         return sum(m["waited"] for m in self.metrics) / self.seconds
 
     @cached_property
@@ -79,5 +79,5 @@ class RunResult:
 
     @property
     def _offered(self) -> int:
-        """Samples in pruned steps."""
+        """The number of samples in pruned steps."""
         return self._last["pruned_steps"] * self.recipe.batch_size

@@ -1,4 +1,4 @@
-"""One session of training in a run folder: the device, the other processes, Ctrl-C, and what to say at the end."""
+"""One session of training in a run folder: the device, the other processes, Ctrl-C, and the last message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .run_folder import RunFolder
 
 @contextlib.contextmanager
 def processes() -> Iterator[torch.device]:
-    """This process's device; under torchrun, the others are joined meanwhile."""
+    """This process's device; under torchrun, the process group exists meanwhile."""
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if "WORLD_SIZE" not in os.environ:
@@ -40,7 +40,7 @@ def processes() -> Iterator[torch.device]:
 
 
 def first_rank() -> bool:
-    """Whether this process does the talking and writing."""
+    """Whether this process is the one that prints and writes."""
     return rank_and_size()[0] == 0
 
 
@@ -54,7 +54,7 @@ def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, r
 
     Args:
         resume: go on with what the folder holds.
-        command: to be kept with the results.
+        command: kept with the results.
     """
     if first_rank():
         folder.open(recipe, resume)
@@ -65,7 +65,7 @@ def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, r
                 {"command": command, "steps": training.steps, "data": data.description, **environment(device)}
             )
         try:
-            if training.ranks > 1:  # they would stop at different steps; the last round's checkpoint is there
+            if training.ranks > 1:  # ranks would stop at different steps; the last round's checkpoint remains
                 return training.run()
             with _interruptible() as stop:
                 return training.run(stop)
@@ -76,9 +76,9 @@ def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, r
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[Any]:
-    """A function that says whether somebody pressed Ctrl-C (or asked us to end): a step is never left half done.
+    """A function that returns whether Ctrl-C (or SIGTERM) arrived, so that no step is left half done.
 
-    The second Ctrl-C is the usual one.
+    A second Ctrl-C interrupts at once.
     """
     asked = False
 
@@ -91,7 +91,7 @@ def _interruptible() -> Iterator[Any]:
 
     try:
         before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: nobody can send us a signal
+    except ValueError:  # not in the main thread, which alone receives signals
         yield lambda: False
         return
     try:
@@ -102,5 +102,5 @@ def _interruptible() -> Iterator[Any]:
 
 
 def command_line() -> str:
-    """The command that runs now, as one would type it."""
+    """The current command, as one would type it."""
     return shlex.join(["halfway", *sys.argv[1:]])

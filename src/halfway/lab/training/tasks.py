@@ -21,7 +21,7 @@ from .rank import rank_and_size
 
 
 class Task:
-    """How to train and judge a model of a recipe."""
+    """How to train and score a recipe's model."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -31,7 +31,7 @@ class Task:
         raise NotImplementedError
 
     def losses(self, outputs: Any, y: Tensor, plain: bool = False) -> Tensor:
-        """(B,) the loss of each sample, for methods that score by it; of an image the mean over its pixels.
+        """(B,) the loss of each sample, for methods that score by it; in segmentation the mean over an image's pixels.
 
         plain: without label smoothing.
         """
@@ -57,8 +57,8 @@ class Task:
         """The score on the test images, in percent.
 
         Args:
-            scales: evaluate at all of these, flipped and not, and average; none: once, as it is.
-            limit: stop after so many batches; 0: all.
+            scales: evaluate at each of these, flipped and not, and average; empty: once, at the original scale.
+            limit: stop after this many batches; 0: all.
         """
         metric = self.metric().to(device)
         was_training = model.training
@@ -150,7 +150,7 @@ class Segmentation(Task):
 
     @property
     def smallest_batch(self) -> int:
-        # The image pooling of DeepLab's ASPP leaves one value per channel and image: BatchNorm needs two of them.
+        # The image pooling of DeepLab's ASPP leaves one value per channel and image, and BatchNorm needs two values.
         return 2
 
 
