@@ -5,8 +5,8 @@
 ResNet-50 cut after layer2, p = 0.4, random images and labels. In every round each method takes one pruned step (choice,
 forward, loss, backward; no optimizer) on the same batch, in rotating order, and is divided by that round's step of full
 data. FLOPs are counted. *Overhead* is what a method adds to training, measured inside the same steps: choosing,
-learning, and losses per sample that nobody else needs. The passes that a choice needs (the shallow layers, or the whole
-forward) count as training, as in the paper.
+learning, and losses per sample that nothing else needs. The passes that a choice needs (the shallow layers, or the
+whole forward) count as training, as in the paper.
 
 A method that decides before the epoch takes whole steps, and fewer of them: its step counts 1 - p times. Its decision,
 for the 1,281,167 samples of ImageNet, is timed apart and spread over an epoch of them at the speed of the full step.
@@ -44,7 +44,7 @@ RATIO, CUT, IMAGENET = 0.4, "layer2", 1_281_167
 # The paper's window for ResNet-50, as a share of the run, and the methods of its Table 3 (EL2N decides once).
 WINDOW = Schedule(5, 80).share(90)
 TABLE_3 = {"full": "Full data", "ucb": "UCB", "infobatch_dagger": "InfoBatch†", "divbs": "DivBS", "pfb": "PFB"}
-# Variants that cost what their namesakes do, and the InfoBatch whose ratio only a training tells.
+# Variants that cost what their namesakes do, and the InfoBatch whose ratio is only known from a training.
 LEFT_OUT = ("loss_rank", "last_loss_hard", "infobatch")
 WARM_UP = 2
 

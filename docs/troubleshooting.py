@@ -202,7 +202,7 @@ WARNINGS = [
         "Use larger batches or a larger ratio.",
     ),
     Entry(
-        ("learns from losses, but got none", "learns from losses but was told none"),
+        ("learns from losses, but got none", "learns from losses but got none"),
         "The method needs losses, and the loop does not report them.",
         "Add the line that the warning names.",
     ),

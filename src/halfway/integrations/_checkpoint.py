@@ -24,7 +24,7 @@ def load(blocker: ForwardBlocker, folder: str) -> None:
     path = Path(folder, _NAME)
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} has no {_NAME}: it was saved without BlockingMixin, or with save_only_model=True. Begin anew "
+            f"{folder} has no {_NAME}: it was saved without BlockingMixin, or with save_only_model=True. Start again "
             "with its weights: from_pretrained(...), and train() without resume_from_checkpoint"
         )
     blocker.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))

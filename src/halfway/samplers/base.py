@@ -351,7 +351,7 @@ class EpochSampler(Sampler[int]):
             return
         self._warned = True
         warnings.warn(
-            f"{type(self).__name__} learns from losses but was told none in the last epoch; add "
+            f"{type(self).__name__} learns from losses but got none in the last epoch; add "
             "`sampler.observe(ids, losses)` to the loop, with one loss per sample (reduction='none') and the ids that "
             "`halfway.WithIds` or `halfway.samplers.WithWeights` yields",
             stacklevel=4,

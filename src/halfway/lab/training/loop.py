@@ -330,10 +330,10 @@ class Training:
 
     def _save(self, logs: Logs) -> None:
         random = _random(self.device)
-        everybody: list[Any] = [random]
+        gathered: list[Any] = [random]
         if self.ranks > 1:
-            everybody = [None] * self.ranks
-            dist.all_gather_object(everybody, random)
+            gathered = [None] * self.ranks
+            dist.all_gather_object(gathered, random)
         if self.folder is None or self.rank:
             return
         self.folder.save(
@@ -351,7 +351,7 @@ class Training:
                 "pruned_steps": self._pruned_steps,
                 "retention": self.retention.state_dict(),
                 "round": self._round.state_dict(),
-                "random": everybody,
+                "random": gathered,
                 "metrics_length": logs.length,
             }
         )
