@@ -320,7 +320,7 @@ def test_a_run_folder_with_a_policy_that_is_gone_does_not_go_on_with_another(
     config.write_text(recipes.dump(recipe))
     before = config.read_bytes()
     assert main(["train", str(config), "--resume", "--out", str(tmp_path)]) == 2
-    assert "What halfway 0.1.0 did there for resized-crop" in capsys.readouterr().err
+    assert "halfway 0.1.0 had another policy under this name" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
     assert config.read_bytes() == before
 

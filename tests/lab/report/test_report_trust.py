@@ -143,4 +143,4 @@ def test_the_help_says_what_trust_allows(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main(["report", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "imports and builds the models that the run folders name; only for runs of your own" in said
+    assert "import and build the models that the run folders name; only for your own runs" in said
