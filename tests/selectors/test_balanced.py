@@ -1,4 +1,4 @@
-"""Balanced sampling: the same chance for everybody, and near-twins rarely together."""
+"""Balanced sampling by the features at the cut, and what both kinds of it share: losses, settings, state, training."""
 
 from __future__ import annotations
 
@@ -10,275 +10,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from halfway import ForwardBlocker, Schedule
-from halfway.selectors import Balanced, BalancedRemembered, Candidates
+from halfway.selectors import Balanced, BalancedRemembered
 from halfway.selectors.balanced import classes_of, grid_means
 from halfway.selectors.balanced_remembered import projection
-from halfway.selectors.tools.channels import find_input_channel_dim
-from halfway.selectors.tools.pivotal import _round, _systematic, _without_ties, distances, pivotal, rounds, standardised
+from halfway.selectors.tools.pivotal import distances, pivotal, standardised
 from halfway.state import sample_memory as memories
-from halfway.state.ranks import Ranks
-
-from ..helpers import processes
-from ..helpers.waiting import NoWaiting
+from tests.helpers.balanced import SOURCES, Net, assert_equally_likely, candidates, clustered, drawn
+from tests.helpers.draws import generator, randn
+from tests.helpers.waiting import NoWaiting
 
 CPU = torch.device("cpu")
-# By where the features come from.
-SOURCES = {"cut": Balanced, "remembered": BalancedRemembered}
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed))
-
-
-def candidates(features=None, seed=0, size=None, **others):
-    source = seed if isinstance(seed, torch.Generator) else generator(seed)
-    return Candidates(len(features) if size is None else size, source, features, **others)
-
-
-def clustered(size, seed=0):
-    """Some tight clusters of different sizes, some outliers."""
-    centres = 5 * randn(4, 3, seed=seed)
-    member = torch.randint(4, (size,), generator=generator(seed + 1)) ** 2 // 3
-    x = centres[member] + 0.05 * randn(size, 3, seed=seed + 2)
-    x[::7] = 8 * randn(len(x[::7]), 3, seed=seed + 3)
-    return x
-
-
-def between(x):
-    return torch.cdist(x.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def drawn(draw, size, draws):
-    """(draws, size) of zeros and ones."""
-    chosen = torch.zeros(draws, size, dtype=torch.float64)
-    for row in chosen:
-        row[draw()] = 1
-    return chosen
-
-
-def assert_equally_likely(chosen, probability):
-    """Two tests at once. Each sample alone: no frequency is too far off. Together: neither is their sum of squares,
-    which chi-square bounds, because samples of a fixed number are correlated negatively on average."""
-    from scipy import stats  # here, so that the processes of other tests need not load it
-
-    draws, size = chosen.shape
-    z = (chosen.mean(0) - probability) / math.sqrt(probability * (1 - probability) / draws)
-    assert z.abs().max() < stats.norm.isf(1e-5 / size)
-    assert z.square().sum() < 2 * stats.chi2.isf(1e-5, size - 1)
-
-
-# ----------------------------------------------------------------------------------------------- the pivotal method
-
-
-@pytest.mark.parametrize("whole", [2, 5, 12])
-def test_a_duel_is_a_fair_bet_for_all_masses(whole):
-    """Over all equally likely numbers of the dice, the average mass afterwards is the one before, exactly."""
-    far = torch.full((whole, whole), 9.0, dtype=torch.float64).fill_diagonal_(math.inf)
-    far[0, 1] = far[1, 0] = 1.0
-    for a in range(1, whole):
-        for b in range(1, whole):
-            mass = torch.zeros(whole, dtype=torch.int64)
-            mass[0], mass[1] = a, b
-            chances = a + b if a + b < whole else 2 * whole - a - b
-            after = torch.stack([_round(far, mass, torch.full((whole,), n)) for n in range(chances)])
-            assert (after.sum(0) == chances * mass).all()
-            assert (after.sum(1) == a + b).all()
-            assert ((after[:, :2] % whole == 0).sum(1) >= 1).all()
-            assert ((after >= 0) & (after <= whole)).all()
-
-
-def test_those_left_are_drawn_with_exactly_their_mass():
-    for seed in range(20):
-        source = generator(seed)
-        whole = int(torch.randint(3, 15, (), generator=source))
-        mass = torch.randint(0, whole + 1, (whole,), generator=source)
-        mass[0] = 0
-        mass[0] = -mass.sum() % whole
-        taken = torch.stack([_systematic(mass, torch.tensor(start), whole) for start in range(whole)])
-        assert (taken.sum(0) == mass).all()
-        assert (taken.sum(1) == mass.sum() // whole).all()
-        assert ((taken == 0) | (taken == 1)).all()
-
-
-def test_who_is_decided_stays_and_strangers_do_not_meet():
-    x = torch.tensor([[0.0], [1.0], [1.1], [5.0], [5.2], [9.0]])
-    far = between(x).fill_diagonal_(math.inf)
-    mass = torch.tensor([3, 0, 3, 3, 3, 6])
-    after = _round(far, mass, torch.zeros(6, dtype=torch.int64))
-    # 0 and 2 are each other's nearest, now that 1 is decided; 3 and 4 are too.
-    assert after.tolist() == [6, 0, 0, 6, 0, 6]
-    decided = torch.tensor([6, 0, 0, 6, 0, 6])
-    assert torch.equal(_round(far, decided, torch.zeros(6, dtype=torch.int64)), decided)
-    decided = torch.tensor([0, 6, 0, 6, 0, 6])
-    assert torch.equal(_round(far, decided, torch.full((6,), 5)), decided)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 16, 37])
-def test_the_count_is_exact(size):
-    for seed, x in enumerate((randn(size, 2), clustered(size), torch.zeros(size, 2), randn(size, 99))):
-        for count in range(1, size + 1, 1 + size // 12):
-            rows = pivotal(between(x), count, generator(seed))
-            assert rows.dtype == torch.int64
-            assert rows.tolist() == sorted(set(rows.tolist()))
-            assert len(rows) == count
-            assert rows[-1] < size
-    for count in (0, size + 1):
-        with pytest.raises(ValueError, match="cannot retain"):
-            pivotal(between(x), count, generator())
-
-
-@pytest.mark.parametrize(("count", "make"), [(6, clustered), (7, clustered), (11, randn), (4, torch.zeros)])
-def test_every_sample_is_drawn_equally_often(count, make):
-    size, source = 13, generator(5)
-    d = between(make(size, 3) if make is not clustered else clustered(size))
-    assert_equally_likely(drawn(lambda: pivotal(d, count, source), size, 700), count / size)
-
-
-def test_also_where_rounds_do_not_suffice(monkeypatch):
-    """Points on a line, each twice as far from the last: one pair meets in a round, the rest is drawn together."""
-    monkeypatch.setattr("halfway.selectors.tools.pivotal.rounds", lambda size: 2)
-    size, source = 12, generator(1)
-    d = between(2.0 ** torch.arange(size).unsqueeze(1))
-    chosen = drawn(lambda: pivotal(d, 5, source), size, 1000)
-    assert (chosen.sum(1) == 5).all()
-    assert_equally_likely(chosen, 5 / size)
-
-
-@pytest.mark.parametrize("copies", [2, 4])
-@pytest.mark.parametrize("noise", [0.0, 1e-4])
-def test_of_twins_exactly_one_stays(copies, noise):
-    size, source = 32, generator(2)
-    x = randn(size // copies, 5).repeat(copies, 1) + noise * randn(size, 5, seed=1)
-    order = torch.randperm(size, generator=generator(3))
-    d = between(x[order])
-    family = (torch.arange(size) % (size // copies))[order]
-    winners = torch.zeros(size)
-    for _ in range(60):
-        rows = pivotal(d, size // 2, source)
-        assert (family[rows].bincount(minlength=size // copies) == copies // 2).all()
-        winners[rows] += 1
-    assert winners.min() > 10  # drawn, not always the same
-    assert winners.max() < 50
-
-
-def lpm(d, count, source):
-    """The sequential method as Grafström et al. describe it (LPM1), with float probabilities and one pair at a time."""
-    size, d = len(d), d.tolist()
-    p = [count / size] * size
-    left = list(range(size))
-    while len(left) > 1:
-        nearest = {i: min((d[i][j], j) for j in left if j != i)[1] for i in left}
-        mutual = [i for i in left if nearest[nearest[i]] == i]
-        i = mutual[int(torch.randint(len(mutual), (), generator=source))]
-        j, total = nearest[i], p[i] + p[nearest[i]]
-        u = float(torch.rand((), generator=source))
-        if total < 1:
-            p[i], p[j] = (total, 0.0) if u < p[i] / total else (0.0, total)
-        else:
-            p[i], p[j] = (1.0, total - 1) if u < (1 - p[j]) / (2 - total) else (total - 1, 1.0)
-        left = [k for k in left if 1e-9 < p[k] < 1 - 1e-9]
-    return [k for k in range(size) if p[k] > 0.5]
-
-
-def test_samples_are_as_well_spread_as_those_of_the_sequential_method():
-    """How far the mean of the retained is from that of all, for smooth functions; how often neighbours stay both."""
-    size, count, draws = 30, 12, 100
-    x = clustered(size)
-    d, source = between(x), generator(0)
-    probe = torch.cat([x, torch.sin(x), torch.cos(x @ randn(3, 3))], 1).double()
-    probe = (probe - probe.mean(0)) / probe.std(0)
-    nearest = d.clone().fill_diagonal_(math.inf).argmin(1)
-
-    def quality(draw):
-        chosen = drawn(draw, size, draws)
-        together = (chosen * chosen[:, nearest]).mean()
-        return float((chosen @ probe / count).square().mean()), float(together)
-
-    ours = quality(lambda: pivotal(d, count, source))
-    theirs = quality(lambda: lpm(d, count, source))
-    random = quality(lambda: torch.randperm(size, generator=source)[:count])
-    assert ours[0] < 1.3 * theirs[0]
-    assert ours[1] < 1.3 * theirs[1] + 0.01
-    assert ours[0] < 0.5 * random[0]
-    assert ours[1] < 0.6 * random[1]
-
-
-def test_regions_get_their_share():
-    """Spatial balance (Stevens & Olsen): the number of samples around each retained one is nearly the same."""
-    size, count, source = 60, 20, generator(0)
-    x = torch.rand(size, 2, generator=generator(9))
-    d = between(x)
-
-    def imbalance(rows):
-        around = d[:, rows].argmin(1).bincount(minlength=count) * count / size
-        return float(around.double().var())
-
-    ours = sum(imbalance(pivotal(d, count, source)) for _ in range(60))
-    random = sum(imbalance(torch.randperm(size, generator=source)[:count]) for _ in range(60))
-    assert ours < 0.45 * random
-
-
-def test_few_are_left_after_the_rounds():
-    """Also among high-dimensional features of different sizes, where few pairs meet, and at p other than 0.5."""
-    size, count = 128, 77
-    x = F.relu(randn(size, 4) @ randn(4, 64, seed=1) + 0.3 * randn(size, 64, seed=2))
-    far, source = between(x).fill_diagonal_(math.inf), generator(1)
-    mass = torch.full((size,), count)
-    for _ in range(rounds(size)):
-        mass = _round(far, mass, torch.randint(2**62, (size,), generator=source))
-        assert mass.sum() == size * count
-    assert (mass % size != 0).sum() <= 6
-
-
-def test_those_who_are_all_alike_pair_off_at_random():
-    """Without ties broken, all of them would name the same one as their nearest, and one pair would meet per round."""
-    size, source = 64, generator(4)
-    far = _without_ties(torch.zeros(size, size), source)
-    assert torch.equal(far, far.T)
-    mass = torch.full((size,), 24)
-    for _ in range(rounds(size) // 2):
-        mass = _round(far, mass, torch.randint(2**62, (size,), generator=source))
-    assert (mass % size != 0).sum() <= 6
-    far, other = (_without_ties(torch.ones(size, size), source) for _ in range(2))
-    assert (far.argmin(1) != other.argmin(1)).sum() > size // 2
-    apart = between(randn(size, 3))
-    order = _without_ties(apart, source).argsort(1)
-    assert torch.equal(order, apart.fill_diagonal_(math.inf).argsort(1))  # where there are no ties, nothing changes
-
-
-# -------------------------------------------------------------------------------------------- coordinates, distances
-
-
-def test_standardised_over_what_is_known():
-    x = torch.tensor([[1.0, 7.0, 1e8], [3.0, 7.0, 1e8 + 8], [math.nan, 1e30, math.inf], [5.0, 7.0, 1e8]])
-    known = torch.tensor([True, True, False, True])
-    found = standardised(x, known)
-    sd = math.sqrt(8 / 3)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found[:, 0], torch.tensor([-2 / sd, 0, 0, 2 / sd], dtype=torch.float64))
-    assert (found[:, 1:] == 0).all()
-    assert (standardised(x, torch.zeros(4, dtype=torch.bool)) == 0).all()
-
-
-def test_distances_tell_near_twins_apart_and_keep_classes_apart():
-    x = randn(40, 30).double()
-    x[1] = x[0] + 1e-6
-    x[2] = x[0]
-    torch.testing.assert_close(distances(x), between(x), atol=1e-5, rtol=1e-9)
-    found = distances(x)
-    assert found[0, 2] < found[0, 1] < found[0].sort().values[3]
-    classes = torch.arange(40) % 3
-    found = distances(x, classes)
-    same = classes.unsqueeze(0) == classes.unsqueeze(1)
-    assert found[same].max() < found[~same].min()
-    assert torch.equal(found[same], distances(x)[same])
+# ------------------------------------------------------------------------------------------- features at the cut
 
 
 def test_features_are_pooled_to_a_grid():
@@ -318,9 +64,6 @@ def test_classes_come_from_labels_or_probabilities():
     summing_to_one = randn(4, 3) - randn(4, 3).mean(1, keepdim=True) + 1 / 3
     for numbers in (randn(4, 3), 3 * soft, soft - 0.2, summing_to_one):  # regression, several labels
         assert len(classes_of(numbers, 4, CPU).unique()) == 1
-
-
-# ------------------------------------------------------------------------------------------------ features at the cut
 
 
 def test_features_at_the_cut_compete_within_their_class():
@@ -418,7 +161,7 @@ def test_features_that_are_not_finite_prune_at_random_and_are_reported(bad):
     selector.check()  # said once
 
 
-# ------------------------------------------------------------------------------------------------------- losses
+# -------------------------------------------------------------------------------------------------------- losses
 
 
 @pytest.mark.parametrize("features", ["cut", "remembered"])
@@ -467,139 +210,7 @@ def test_losses_that_are_not_finite_are_unknown_and_reported():
     selector.check()
 
 
-# ---------------------------------------------------------------------------------------------- remembered features
-
-
-class Net(nn.Module):
-    def __init__(self, width=6):
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
-        self.head = nn.Linear(width, 4)
-
-    def forward(self, x):
-        return self.head(self.body(x).mean((2, 3)))
-
-
-def test_what_was_noted_of_a_sample_decides_next_time():
-    size, ids = 16, torch.randperm(100, generator=generator(1))[:16]
-    x = randn(size // 2, 5).repeat(2, 1)
-    selector, source = BalancedRemembered(), generator(0)
-    assert (selector.needs, selector.wants_ids) == ("nothing", "required")
-    selector.watches(Net())
-
-    def together(order):
-        rows = [order[selector.select(candidates(None, source, size, ids=ids[order]), 8).indices] for _ in range(30)]
-        chosen = torch.stack([torch.zeros(size).index_fill(0, r, 1) for r in rows])
-        return (chosen[:, :8] + chosen[:, 8:] != 1).double().mean()
-
-    assert together(torch.arange(size)) > 0.3  # nothing is known: random
-    retained = torch.arange(0, size, 3)
-    selector.note(candidates(size=size, ids=ids), retained, x[retained])
-    assert together(torch.arange(size)) > 0.2
-    selector.note(candidates(size=size, ids=ids), None, x)
-    assert together(torch.arange(size)) == 0
-    assert together(torch.randperm(size, generator=source)) == 0  # by id, not by place
-    selector.note(candidates(size=2, ids=ids[:2]), None, 100 + x[:2])  # the last known ones count
-    assert together(torch.arange(size)) > 0
-    assert (selector.state_dict()["features"][ids[:2], :5] > 50).all()
-
-
-def test_samples_of_which_nothing_is_remembered_are_average():
-    size, selector, source = 12, BalancedRemembered(dim=3), generator(0)
-    selector.note(candidates(size=6, ids=torch.arange(6)), None, randn(6, 3) + 50)
-    x = standardised(selector.state_dict()["features"], torch.ones(6, dtype=torch.bool))
-    d = distances(torch.cat([x, torch.zeros(6, 3)]))
-    for seed in range(5):
-        found = selector.select(candidates(None, seed, size, ids=torch.arange(size)), 5).indices
-        assert torch.equal(found, pivotal(d, 5, generator(seed)))
-    chosen = drawn(
-        lambda: selector.select(candidates(None, source, size, ids=torch.arange(size)), 5).indices, size, 600
-    )
-    assert_equally_likely(chosen, 5 / size)
-
-
-@pytest.mark.parametrize("width", [64, 65, 512])
-def test_the_projection_keeps_neighbours(width):
-    x = randn(40, width).repeat(2, 1) + 0.1 * randn(80, width, seed=1)
-    selector = BalancedRemembered(num_samples=80)
-    selector.note(candidates(size=80, ids=torch.arange(80)), None, x)
-    found = selector.state_dict()["features"]
-    assert found.shape == (80, 64)
-    if width == 64:
-        assert torch.equal(found, x)
-    ratio = between(found) / between(x).fill_diagonal_(1)
-    ratio = ratio[~torch.eye(80, dtype=torch.bool)]
-    assert abs(ratio.mean() - 1) < 0.05
-    assert ratio.std() < 1.5 / math.sqrt(2 * 64)
-    nearest = between(found).fill_diagonal_(math.inf).argmin(1)
-    assert torch.equal(nearest, (torch.arange(80) + 40) % 80)
-    assert torch.equal(projection(width, 8), projection(width, 8))
-
-
-def test_positions_are_averaged_where_the_layer_says():
-    assert find_input_channel_dim(nn.Linear(5, 2), torch.Size((2, 9, 5))) == -1
-    assert find_input_channel_dim(nn.Conv2d(5, 2, 1), torch.Size((2, 5, 9, 9))) == 1
-    assert find_input_channel_dim(nn.Conv1d(5, 2, 1), torch.Size((2, 5, 9))) == 1
-    assert find_input_channel_dim(nn.Sequential(nn.ReLU(), nn.LayerNorm(5)), torch.Size((2, 9, 9, 5))) == -1
-    assert find_input_channel_dim(nn.BatchNorm2d(5), torch.Size((2, 5, 9, 9))) == 1
-    assert find_input_channel_dim(nn.TransformerEncoderLayer(6, 2, 7), torch.Size((2, 9, 6))) == -1
-    assert find_input_channel_dim(None, torch.Size((2, 9, 6))) == -1
-    x = randn(6, 5, 3, 3)
-    for settings, layer, watched in (
-        ({}, nn.Conv2d(5, 2, 1), x),
-        ({}, nn.Linear(5, 2), x.permute(0, 2, 3, 1).bfloat16().float()),
-        ({"channel_dim": -1}, nn.Identity(), x.permute(0, 2, 3, 1)),
-    ):
-        selector = BalancedRemembered(module="0", **settings)
-        selector.watches(nn.Sequential(layer))
-        selector.note(candidates(size=6, ids=torch.arange(6)), None, watched)
-        found = selector.state_dict()
-        torch.testing.assert_close(found["features"][:, :5], x.mean((2, 3)), atol=3e-3, rtol=0)
-        assert found["width"] == 5
-        assert (found["features"][:, 5:] == 0).all()
-
-
-def test_the_watched_layer_is_found_by_name_or_is_the_last_linear_one():
-    net = Net()
-    assert Balanced().watches(net) is None
-    assert BalancedRemembered().watches(net) is net.head
-    assert BalancedRemembered(module="body.1").watches(net) is net.body[1]
-    assert BalancedRemembered().watches(net.head) is net.head  # a model that is a linear layer
-    with pytest.raises(ValueError, match=r"no module 'haed'.*'head'"):
-        BalancedRemembered(module="haed").watches(net)
-    with pytest.raises(ValueError, match=r"does not end in a linear layer.*module="):
-        BalancedRemembered().watches(nn.Sequential(nn.Conv2d(3, 3, 3)))
-
-
-def test_what_does_not_fit_names_the_layer_and_the_fix():
-    selector = BalancedRemembered(module="body")
-    selector.watches(Net())
-    batch = candidates(size=4, ids=torch.arange(4))
-    for watched in (torch.zeros(8, 3), torch.zeros(4)):
-        with pytest.raises(ValueError, match=r"'body'.*4 samples.*module="):
-            selector.note(batch, None, watched)
-    selector.note(batch, None, torch.zeros(4, 3))
-    with pytest.raises(ValueError, match=r"'body' now has 5 channels, and 3.*channel_dim"):
-        selector.note(batch, None, torch.zeros(4, 5))
-
-
-@pytest.mark.parametrize("dim", [2, 3, 5])
-def test_remembered_features_that_are_not_finite_are_unknown_and_reported(dim):
-    selector = BalancedRemembered(num_samples=4, dim=dim)
-    selector.watches(Net())
-    watched = torch.tensor([[1.0, 2.0, 1.0], [1.0, math.nan, 0.0], [math.inf, 0.0, 0.0]])
-    selector.note(candidates(size=3, ids=torch.arange(3)), None, watched)
-    assert selector.state_dict()["features"].isnan().all(1).tolist() == [False, True, True, True]
-    assert len(selector.select(candidates(size=4, ids=torch.arange(4)), 2).indices) == 2
-    with pytest.raises(FloatingPointError, match="'head'"):
-        selector.check()
-    selector.check()
-    selector.note(candidates(size=3, ids=torch.arange(3)), None, randn(3, 3))
-    assert selector.state_dict()["features"].isnan().all(1).tolist() == [False, False, False, True]
-    selector.check()
-
-
-# ----------------------------------------------------------------------------------------------------- settings, state
+# ------------------------------------------------------------------------------------- settings, state, training
 
 
 @pytest.mark.parametrize(
@@ -650,30 +261,6 @@ def test_the_state_travels(features, settings, num_samples):
     assert first.config()["num_samples"] == num_samples
 
 
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
-    selector = BalancedRemembered(num_samples=5)
-    selector.note(candidates(size=5, ids=torch.arange(5)), None, randn(5, 3))
-    good = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in selector.state_dict().items()}
-    for change in (
-        {"features": torch.zeros(5, 63)},
-        {"features": torch.zeros(4, 64)},
-        {"losses": torch.zeros(5, 2)},
-        {"width": -1},
-        {"more": 0},
-    ):
-        with pytest.raises(ValueError, match="state"):
-            selector.load_state_dict({**good, "losses": torch.ones(5, 1), **change})
-    with pytest.raises(ValueError, match=r"has \['features', 'losses', 'width'\], this one has \['losses'\]"):
-        selector.load_state_dict({"losses": torch.zeros(5, 1)})
-    after = selector.state_dict()
-    assert torch.equal(after["features"], good["features"])
-    assert after["losses"].isnan().all()
-    assert after["width"] == 3
-
-
-# -------------------------------------------------------------------------------------------------- nothing waits
-
-
 @pytest.mark.parametrize("features", ["cut", "remembered"])
 def test_no_step_waits_for_the_device(features, monkeypatch):
     monkeypatch.setattr(memories, "_on_host", lambda ids: False)
@@ -691,9 +278,6 @@ def test_no_step_waits_for_the_device(features, monkeypatch):
         with pytest.raises(AssertionError, match="waits"):
             losses[0].item()
     selector.check()
-
-
-# --------------------------------------------------------------------------------------------- in training, on ranks
 
 
 @pytest.mark.parametrize("features", ["cut", "remembered"])
@@ -722,53 +306,3 @@ def test_it_works_in_a_training_loop(features):
         if features == "remembered":
             torch.testing.assert_close(state["features"][rows, :6], entered)
     assert blocker.stats.steps == 4
-
-
-def remember(rank, steps):
-    """Ranks with different numbers of batches share what they remember."""
-    ranks, selector = Ranks(), BalancedRemembered(dim=4)
-    for step in range(4):
-        if step >= steps[rank]:
-            ranks.send_nothing()
-            continue
-        ids = torch.arange(4) + 4 * (2 * step + rank)
-        batch = Candidates(4, generator(step), ids=ids, ranks=ranks)
-        retained = selector.select(batch, 3).indices
-        selector.learn(batch, retained)
-        selector.note(batch, retained, randn(100, 6)[ids][retained])
-        selector.observe(batch, retained, ids[retained].float())
-    selector.check()
-    return selector.state_dict(), selector.select(Candidates(16, generator(9), ids=torch.arange(16)), 8).indices
-
-
-def test_ranks_remember_the_same_bits():
-    (first, rows), (second, other_rows) = processes.run(2, remember, (4, 3))
-    assert first["width"] == second["width"] == 6
-    for name in ("features", "losses"):
-        assert torch.equal(first[name].view(torch.int32), second[name].view(torch.int32))
-    assert torch.equal(rows, other_rows)
-    known = first["losses"].squeeze(1).isfinite()
-    assert known.sum() == 7 * 3
-    assert torch.equal(first["losses"][known].squeeze(1), torch.arange(len(known))[known].float())
-    torch.testing.assert_close(first["features"][known], randn(100, 6)[: len(known)][known] @ projection(6, 4))
-
-
-def train(rank):
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Net())
-    selector = BalancedRemembered(num_samples=40)
-    blocker = ForwardBlocker(model, None, 0.4, selector=selector, timeout=20)
-    for step in range(3):
-        ids = torch.arange(10) + 20 * (step % 2) + 10 * rank
-        x, y = blocker(randn(40, 3, 6, 6)[ids], ids % 4, ids=ids)
-        losses = F.cross_entropy(model(x), y, reduction="none")
-        blocker.observe(losses)
-        losses.mean().backward()
-    return selector.state_dict()
-
-
-def test_ranks_in_a_training_loop_remember_the_same_bits():
-    first, second = processes.run(2, train)
-    for name in ("features", "losses"):
-        assert torch.equal(first[name].view(torch.int32), second[name].view(torch.int32))
-    assert first["features"].isfinite().all(1).sum() >= 24

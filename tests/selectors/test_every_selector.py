@@ -1,6 +1,6 @@
 """Every selector in every kind of loop that has no trainer: ids go in, losses come back, steps are replayed.
 
-The trainers have such a test each in test_lightning.py and test_transformers.py.
+The trainers have such a test each in test_lightning_losses.py and test_transformers_losses.py.
 """
 
 from __future__ import annotations

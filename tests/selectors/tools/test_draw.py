@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from halfway.selectors.tools.draw import gumbel, inclusion_probabilities, systematic
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.helpers.draws import generator, within
 
 
 def skewed(size, spread, seed=0):
@@ -30,11 +27,6 @@ def capped(weights, count):
         if found[largest] <= 1:
             return [1.0 if i in certain else found[i] for i in range(len(weights))]
         certain.add(largest)
-
-
-def within(frequency, probability, draws, sigmas=5.0):
-    """Whether a frequency is within so many standard errors of a probability."""
-    return abs(frequency - probability) <= sigmas * math.sqrt(probability * (1 - probability) / draws) + 1e-12
 
 
 # --------------------------------------------------------------------------------- inclusion probabilities
