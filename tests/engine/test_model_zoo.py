@@ -19,9 +19,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 import halfway
 from tests import ROOT
-from tests.engine.test_replay import freeze_batch_norm
 from tests.helpers.matrix import ZOO
 from tests.helpers.model_zoo import CASES, Case
+from tests.helpers.replays import freeze_batch_norm
 
 BATCH, STEPS = 6, 3
 BOUND = 1e-4
