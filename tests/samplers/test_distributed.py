@@ -10,9 +10,8 @@ import torch
 
 from halfway import Schedule
 from halfway.samplers import RS2, InfoBatch, make
-
-from ..helpers import processes
-from .test_samplers import EVERY
+from tests.helpers import processes
+from tests.helpers.sampled import EVERY
 
 N, EPOCHS = 31, 6
 
