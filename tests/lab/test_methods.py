@@ -28,7 +28,7 @@ from halfway.samplers import SAMPLERS, InfoBatch
 from halfway.seeds import seed_of
 from halfway.selectors import SELECTORS
 from tests.helpers import processes
-from tests.lab.training.test_training import (
+from tests.helpers.small_training import (
     CPU,
     SETTINGS,
     assert_same_run,
