@@ -180,6 +180,3 @@ def require_same_config(found: Any, mine: dict[str, Any], owner: str) -> None:
     ]
     if differences:
         raise ValueError(f"the state belongs to another configuration ({'; '.join(differences)})")
-
-
-refuse_another = require_same_config  # the name that `blocker` imports

@@ -25,7 +25,7 @@ from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
 from ..selectors.earlier import config_today
-from ..settings import as_json, plain_settings, refuse_another, share, whole
+from ..settings import as_json, plain_settings, require_same_config, share, whole
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
 from .feedback import Feedback
@@ -331,7 +331,7 @@ class ForwardBlocker(Joinable):
             raise ValueError(f"this is not the state_dict of a ForwardBlocker, which has {sorted(_STATE)}")
         if state["version"] != _STATE_VERSION:
             raise ValueError(f"the state has version {state['version']}, this halfway reads {_STATE_VERSION}")
-        refuse_another(config_today(state["config"]), self._config(), "ForwardBlocker")
+        require_same_config(config_today(state["config"]), self._config(), "ForwardBlocker")
         autocast = autocast_from_text(state["autocast"])
         Counters().load_state_dict(state["counters"])
         self.selector.load_state_dict(state["selector"])
@@ -373,7 +373,7 @@ class ForwardBlocker(Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What a rank does when it has no batches left and others have."""
-        return _Shadow(self)
+        return _JoinedRank(self)
 
     @property
     def join_device(self) -> torch.device:
@@ -401,7 +401,7 @@ class ForwardBlocker(Joinable):
         }
 
 
-class _Shadow(JoinHook):
+class _JoinedRank(JoinHook):
     """Takes part in every step that another rank still has."""
 
     def __init__(self, blocker: ForwardBlocker) -> None:

@@ -10,17 +10,17 @@ from .base import Candidates, Ranking
 
 
 class Rotate(Ranking):
-    """Retains the samples that were pruned most often in a row, and draws among equals.
+    """Retains the samples that were pruned most often in a row; ties are broken at random.
 
     What: w_i counts how often a sample was offered since it was last retained; the S largest w_i + u_i stay, with u_i
-        uniform in [0, 1). Over the epochs every sample is used about equally often, where random pruning leaves that to
+        uniform in [0, 1). Over the epochs every sample is used about equally often, which random pruning leaves to
         chance.
-    Source: sampling without replacement across epochs, as one of the variants of Okanovic et al., "Repeated Sampling of
-        Random Subsets", does with whole epochs; within batches it is ours.
+    Source: sampling without replacement across epochs, a variant of Okanovic et al., "Repeated Sampling of Random
+        Subsets", which does it with whole epochs; doing it within batches is ours.
     Cost: 1 - p, nothing is run on pruned samples. 4 bytes per sample of the data set.
-    Caveats: needs ids. Which samples meet in a batch is chance, so use is not exactly equal; and as only the wait since
-        the last use counts, not all uses, it evens out less the less is pruned: at p = 0.3 the number of uses varies
-        about half as much as with random pruning (in variance), at p = 0.5 a tenth (test_rotate.py).
+    Caveats: needs ids. Use is not exactly equal: which samples meet in a batch is chance, and only the wait since the
+        last use counts, not all uses. The less is pruned, the less it evens out: the number of uses has about half the
+        variance of random pruning at p = 0.3, and a tenth at p = 0.5 (test_rotate.py).
 
     Args:
         num_samples: size of the data set, see `SampleMemory`.
@@ -35,7 +35,7 @@ class Rotate(Ranking):
     def importance(self, candidates: Candidates) -> Tensor:
         generator = candidates.generator
         chance_B = torch.rand(candidates.size, generator=generator, device=generator.device)
-        # In float64, where the sum is exact: in float32 it may round up to the next whole number.
+        # In float64 the sum is exact; in float32 it may round up to the next whole number.
         return self._waiting(candidates).to(torch.float64) + chance_B
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
