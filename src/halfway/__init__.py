@@ -8,6 +8,7 @@ from .blocker.blocker import ForwardBlocker
 from .costs.cost import cost
 from .costs.layers import layers
 from .errors import ReplayError
+from .loading.pruned_batches import PrunedBatchSampler
 from .schedule import Schedule
 from .selectors import Density, Random, Selection, Selector
 from .state.estimator import DensityEstimator
@@ -19,6 +20,7 @@ __all__ = [
     "Density",
     "DensityEstimator",
     "ForwardBlocker",
+    "PrunedBatchSampler",
     "Random",
     "ReplayError",
     "Schedule",

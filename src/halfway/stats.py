@@ -66,6 +66,7 @@ class Stats:
     effective_ratio: pruned / seen; below `prune_ratio` when the schedule leaves epochs out or counts are rounded.
     relative_flops: FLOPs spent relative to training on all samples, the probe included.
     recompute_reasons: why steps were recomputed instead of replayed, with their number.
+    lag: how many batches old what a `PrunedBatchSampler` knew was, at most; 0 for a blocker.
     diagnostics: the selector's own figures about its choices (see its card); empty for most selectors and before the
         first choice. Loading a state starts them afresh. They are ignored when snapshots are compared.
     """
@@ -81,10 +82,11 @@ class Stats:
     operations_replayed: int
     operations_computed: int
     recompute_reasons: dict[str, int]
+    lag: int = 0
     diagnostics: dict[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, c: Counters, diagnostics: dict[str, float] | None = None) -> Stats:
+    def of(cls, c: Counters, diagnostics: dict[str, float] | None = None, lag: int = 0) -> Stats:
         return cls(
             steps=c.steps,
             pruned_steps=c.pruned_steps,
@@ -97,6 +99,7 @@ class Stats:
             operations_replayed=c.operations_replayed,
             operations_computed=c.operations_computed,
             recompute_reasons=dict(c.recomputed),
+            lag=lag,
             diagnostics=dict(diagnostics or {}),
         )
 
