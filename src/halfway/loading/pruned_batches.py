@@ -379,8 +379,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
             self._warned = True
             warnings.warn(
                 f"the selector {self.selector.name!r} learns from losses, but got none in the last epoch: call "
-                "batches.observe(ids, losses) after the loss, with one loss per sample. Without it samples are drawn at "
-                "random",
+                "batches.observe(ids, losses) after the loss, with one loss per sample. Without it the draw is random",
                 stacklevel=4,
             )
 
