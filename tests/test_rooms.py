@@ -21,7 +21,7 @@ BUDGETS = {
     "engine": 2_850,
     "integrations": 370,
     "lab": 6_200,
-    "loading": 400,
+    "loading": 460,
     "samplers": 640,
     "selectors": 1_300,
     "state": 420,
