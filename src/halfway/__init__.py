@@ -9,6 +9,7 @@ from .costs.cost import cost
 from .costs.layers import layers
 from .errors import ReplayError
 from .loading.pruned_batches import PrunedBatchSampler
+from .ratios import ramp, steps
 from .schedule import Schedule
 from .selectors import Density, Random, Selection, Selector
 from .state.estimator import DensityEstimator
@@ -31,6 +32,8 @@ __all__ = [
     "cost",
     "functional",
     "layers",
+    "ramp",
     "samplers",
     "selectors",
+    "steps",
 ]

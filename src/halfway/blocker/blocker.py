@@ -21,11 +21,12 @@ from ..engine.cut import Cut, CutSkipped, Seen
 from ..engine.engine import Engine
 from ..functional import retained_count
 from ..modules import find_layer, group_of, suggest, unwrap
+from ..ratios import PruneRatio, Ratios
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
 from ..selectors.earlier import config_today
-from ..settings import as_json, plain_settings, require_same_config, share, whole
+from ..settings import as_json, plain_settings, require_same_config, whole
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
 from .feedback import Feedback
@@ -57,7 +58,8 @@ class ForwardBlocker(Joinable):
         model: any module; wrappers (DDP, torch.compile) are looked through.
         at: the cut, a submodule of the unwrapped model or its name; None for a selector that needs no features (one
             that scores by losses or gradients looks at the model's outputs, wherever `at` is).
-        prune_ratio: share of each batch to prune, in [0, 1).
+        prune_ratio: share of each batch to prune, in [0, 1); or `halfway.ramp(...)`, `halfway.steps(...)`, or a
+            function of the epoch (of the step, if the schedule counts steps).
         selector: "density" (the paper's), "random", any name in `halfway.selectors.SELECTORS`, or a `Selector` such as
             `halfway.Density(noise=0.001)`.
         schedule: when to prune; None: always.
@@ -79,7 +81,7 @@ class ForwardBlocker(Joinable):
         self,
         model: nn.Module,
         at: str | nn.Module | None,
-        prune_ratio: float,
+        prune_ratio: PruneRatio,
         *,
         selector: str | Selector = "density",
         schedule: Schedule | None = None,
@@ -95,9 +97,9 @@ class ForwardBlocker(Joinable):
         check_schedule(schedule)
         if reuse not in _REUSE:
             raise ValueError(f"unknown reuse {reuse!r}; choose one of {_REUSE}")
-        self.prune_ratio = prune_ratio
         self.selector = selectors.make(selector)
         self.schedule = schedule or Schedule()
+        self._ratios = Ratios(prune_ratio, self.schedule)
         self.reuse = reuse
         self.seed = seed
         self.last: Selection | None = None
@@ -173,7 +175,7 @@ class ForwardBlocker(Joinable):
         self._feedback.forget()
         if not self._root.training or not torch.is_grad_enabled():
             if torch.is_grad_enabled():
-                self._reminders.in_eval_mode(self.prune_ratio)
+                self._reminders.in_eval_mode(self._ratios.largest)
             return whole.value()
         call = Call(self._forward, whole, inputs)
         targets = None if self.selector.wants_targets == "no" else targets_of(whole, self.selector.target)
@@ -182,7 +184,7 @@ class ForwardBlocker(Joinable):
         if self._engine is not None and not self._validated:
             # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
             with self._forward.explaining(whole):
-                self._engine.validate(call, retained_count(call.size, self.prune_ratio))
+                self._engine.validate(call, retained_count(call.size, self._ratios.largest))
         self._validated = True
         Join.notify_join_context(self)
         self._ranks.defer = self._join_config.enable
@@ -191,8 +193,7 @@ class ForwardBlocker(Joinable):
 
     def _step(self, call: Call, candidates: Candidates) -> Batch:
         counters, selector, engine, size = self._counters, self.selector, self._engine, call.size
-        active = self.schedule.active((self._epoch or 0) if self.schedule.unit == "epoch" else counters.steps)
-        count = retained_count(size, self.prune_ratio) if active else size
+        count = retained_count(size, self.prune_ratio) if self.schedule.active(self._position) else size
         part, selection = call, None
         if count == size:
             if engine is not None:
@@ -248,7 +249,8 @@ class ForwardBlocker(Joinable):
         return generator.manual_seed(seed_of(self.seed, self._counters.steps, self._ranks.rank))
 
     def _check_schedule(self) -> None:
-        if self._epoch is None and self.schedule.unit == "epoch" and not self.schedule.always:
+        changes = not self.schedule.always or self._ratios.change
+        if self._epoch is None and self.schedule.unit == "epoch" and changes:
             raise RuntimeError(
                 f"{self.schedule} counts epochs, but set_epoch was never called; call blocker.set_epoch(epoch) at the "
                 "start of each epoch, or use Schedule(..., unit='step')"
@@ -262,17 +264,23 @@ class ForwardBlocker(Joinable):
 
     @property
     def prune_ratio(self) -> float:
-        """Share of each batch to prune, in [0, 1). May be changed between batches, on all ranks alike."""
-        return self._prune_ratio
+        """Share of each batch to prune at this point of the run, in [0, 1). May be changed between batches, on all
+        ranks alike."""
+        return self._ratios.at(self._position)
 
     @prune_ratio.setter
-    def prune_ratio(self, value: float) -> None:
-        self._prune_ratio = share("prune_ratio", value)
+    def prune_ratio(self, value: PruneRatio) -> None:
+        self._ratios = Ratios(value, self.schedule)
+
+    @property
+    def _position(self) -> int:
+        """Where the run is, in the schedule's unit."""
+        return (self._epoch or 0) if self.schedule.unit == "epoch" else self._counters.steps
 
     def __repr__(self) -> str:
         return (
             f"ForwardBlocker({type(self._root).__name__}, at={self._layer_name or None!r}, "
-            f"prune_ratio={self.prune_ratio:g}, selector={self.selector.name!r}, schedule={self.schedule}, "
+            f"prune_ratio={self._ratios}, selector={self.selector.name!r}, schedule={self.schedule}, "
             f"reuse={self.reuse!r}{', removed' if self._removed else ''})"
         )
 
@@ -393,7 +401,7 @@ class ForwardBlocker(Joinable):
         schedule = {f"schedule.{k}": v for k, v in vars(self.schedule).items()}
         return {
             "at": self._layer_name,
-            "prune_ratio": self.prune_ratio,
+            "prune_ratio": self._ratios.config(),
             "seed": self.seed,
             "selector": self.selector.name,
             **settings,

@@ -21,6 +21,7 @@ from ..engine.flops import Meter
 from ..engine.footprint import Footprint
 from ..engine.sandbox import Guard, NoGraph, sandbox
 from ..modules import find_layer, unwrap
+from ..ratios import PruneRatio, Ratios
 from ..schedule import Schedule
 
 
@@ -46,7 +47,7 @@ def relative_cost(shallow_share: float, ratio: float, *, replayed: bool = True) 
 def cost(
     model: nn.Module,
     at: str | nn.Module,
-    prune_ratio: float,
+    prune_ratio: PruneRatio,
     *example: Any,
     schedule: Schedule | None = None,
     length: int | None = None,
@@ -59,13 +60,12 @@ def cost(
         model: any module; wrappers (DDP, torch.compile) are looked through.
         at: the cut, a submodule or its name.
         prune_ratio: p, in [0, 1), used as it is. (A batch prunes a whole number of samples; `stats` has the effective
-            ratio of a training.)
+            ratio of a training.) One that changes in the course of the run (`halfway.ramp`) counts with its mean.
         *example: the model's positional inputs, batch first; or one dict, its keyword inputs. One or two samples do.
         schedule: when samples are pruned; None: always.
         length: of the run, in the schedule's unit.
     """
-    if not 0 <= prune_ratio < 1:
-        raise ValueError(f"prune_ratio is the share of samples to prune and must be in [0, 1), got {prune_ratio}")
+    ratio = mean_ratio(prune_ratio, schedule, length)
     pruned_share = share_of_run(schedule, length)
     name, layer = find_layer(unwrap(model)[0], at)
     meter, visits = Meter(), []
@@ -85,12 +85,22 @@ def cost(
             f"layer {name!r} {how} in the model's forward pass, so it is no place to cut; choose one that runs once "
             "(`halfway layers` lists them)"
         )
-    return cost_of(meter.shallow_share, prune_ratio, pruned_share)
+    return cost_of(meter.shallow_share, ratio, pruned_share)
 
 
 def cost_of(shallow_share: float, prune_ratio: float, pruned_share: float) -> Cost:
     step = relative_cost(shallow_share, prune_ratio)
     return Cost(shallow_share, step, pruned_share * step + (1 - pruned_share))
+
+
+def mean_ratio(prune_ratio: PruneRatio, schedule: Schedule | None, length: int | None) -> float:
+    """Of the steps in which samples are pruned: what they cost is linear in the ratio."""
+    ratios = Ratios(prune_ratio, schedule or Schedule())
+    if not ratios.change:
+        return ratios.at(0)
+    if length is None:
+        raise ValueError("the cost of a run whose prune_ratio changes depends on its length: pass length=")
+    return ratios.mean(schedule or Schedule(), length)
 
 
 def share_of_run(schedule: Schedule | None, length: int | None) -> float:

@@ -13,13 +13,14 @@ from torch.utils.data import Sampler
 from .. import selectors
 from ..functional import retained_count
 from ..modules import unwrap
+from ..ratios import PruneRatio, Ratios
 from ..samplers.base import EpochSampler
 from ..samplers.weights import Index
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
 from ..selectors.tools.losses import per_sample
-from ..settings import as_json, plain_settings, require_same_config, share, whole
+from ..settings import as_json, plain_settings, require_same_config, whole
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
 from .epoch import Epoch
@@ -60,7 +61,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         sampler: any `Sampler`, such as a `DistributedSampler`; or a data set, which is then shuffled by (seed, epoch).
             Several processes that load data of their own need a `DistributedSampler`.
         batch_size: B, the samples that are offered at a time.
-        prune_ratio: share of each batch to prune, in [0, 1).
+        prune_ratio: share of each batch to prune, in [0, 1), or what else `ForwardBlocker` takes.
         selector: a name or a `Selector` that needs nothing.
         schedule: when to prune; None: always. A schedule in steps counts batches.
         drop_last: leave out an incomplete last batch.
@@ -84,7 +85,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self,
         sampler: Sampler[int] | Sized,
         batch_size: int,
-        prune_ratio: float,
+        prune_ratio: PruneRatio,
         *,
         selector: str | Selector = "random",
         schedule: Schedule | None = None,
@@ -103,9 +104,9 @@ class PrunedBatchSampler(Sampler[list[int]]):
         if lag is not None and lag < 1:
             raise ValueError(f"lag must be at least 1, or None, got {lag}: no batch knows its own losses")
         self.offered = batch_size
-        self.prune_ratio = share("prune_ratio", prune_ratio)
         self.selector = _needing_nothing(selector)
         self.schedule = schedule or Schedule()
+        self._ratios = Ratios(prune_ratio, self.schedule)
         self.drop_last = drop_last
         self.seed = seed
         self.lag = lag
@@ -236,6 +237,18 @@ class PrunedBatchSampler(Sampler[list[int]]):
         return Stats.of(self._counters, self.selector.diagnostics(), lag=self._largest_lag)
 
     @property
+    def prune_ratio(self) -> float:
+        """Share of the next batch to prune, in [0, 1)."""
+        return self._ratios.at(self._position)
+
+    @property
+    def _position(self) -> int:
+        """Where the run is, in the schedule's unit."""
+        if self.schedule.unit == "step":
+            return self._counters.steps
+        return 0 if self._epoch is None else self._epoch.number
+
+    @property
     def sampler(self) -> PrunedBatchSampler:
         """Itself: trainers call `batch_sampler.sampler.set_epoch`."""
         return self
@@ -312,8 +325,8 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self._learn(k)
         ids = epoch.batch(k)
         size = len(ids)
-        active = self.schedule.active(epoch.number if self.schedule.unit == "epoch" else counters.steps)
-        count = retained_count(size, self.prune_ratio) if active else size
+        position = self._position
+        count = retained_count(size, self._ratios.at(position)) if self.schedule.active(position) else size
         generator = torch.Generator("cpu").manual_seed(seed_of(self.seed, epoch.number, k, _DRAW))
         candidates = self._candidates(ids, generator)
         with torch.no_grad():
@@ -393,7 +406,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
     def _config(self) -> dict[str, Any]:
         return {
             "batch_size": self.offered,
-            "prune_ratio": self.prune_ratio,
+            "prune_ratio": self._ratios.config(),
             "drop_last": self.drop_last,
             "seed": self.seed,
             "lag": self.lag,
