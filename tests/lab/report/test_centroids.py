@@ -56,3 +56,20 @@ def test_representations_are_the_models_features_at_the_cut(compared: Path) -> N
     plan = [(ids[:100], report_centroids.seed_of(0, 0))]
     model(next(iter(loaded.train.batches(plan)))[0])
     torch.testing.assert_close(x[:100], features[0].mean((2, 3)))
+
+
+def test_weights_and_centroids_are_all_that_is_read_of_a_checkpoint(compared: Path) -> None:
+    folder = RunFolder(compared / "pfb-0.5-s0")
+    recipe, state = recipes.load(str(folder.config)), folder.load()
+    assert state is not None
+    loaded = data.load(recipe.data, recipe.root)
+    needed = {"model": state["model"], "blocker": {"selector": state["blocker"]["selector"]}}
+    for part, whole in zip(
+        report_centroids.represent(recipe, needed, loaded),
+        report_centroids.represent(recipe, state, loaded),
+        strict=True,
+    ):
+        assert torch.equal(part, whole)
+    untrained = {**needed, "blocker": {"selector": {**needed["blocker"]["selector"], "width": 0}}}
+    with pytest.raises(ValueError, match="ended before the density had seen a sample"):
+        report_centroids.represent(recipe, untrained, loaded)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import functional
 from ...modules import find_layer
@@ -16,9 +14,9 @@ from ...seeds import seed_of
 from ...selectors import Density
 from ...selectors.tools.channels import find_channel_dim
 from ..data import Data
+from ..models import small as nets
 from ..recipes.schema import Recipe
 from ..training import tasks
-from ..training.loop import Training
 from ..training.progress import Bar
 
 SAMPLES = 2000
@@ -57,29 +55,25 @@ def heaviest(recipe: Recipe, checkpoint: dict[str, Any], data: Data, count: int,
 def represent(recipe: Recipe, checkpoint: dict[str, Any], data: Data) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Centroids (C, D) and their counts (C,) at the end of training, and the representations (M, D) of M training
     samples with their ids (M,), as the selector sees them, but in eval mode."""
-    device = torch.device("cpu")
-    # The weights are in the checkpoint; the file of pretrained ones may be gone, and is not needed.
-    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights=None))
-    with torch.random.fork_rng([]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the number of processes: one reads what several have trained
-        training = Training(recipe, data, device, folder=None, show=False)
-        try:
-            training.restore(checkpoint)
-        finally:
-            if training.blocker is not None:
-                training.blocker.remove()
-    assert training.blocker is not None
-    selector = training.blocker.selector
-    assert isinstance(selector, Density)
-    if selector.estimator is None:
+    learned = checkpoint["blocker"]["selector"]
+    if not learned["width"]:
         raise ValueError("the run ended before the density had seen a sample")
-    x, ids = _features(training, selector)
-    return selector.estimator.centroids, selector.estimator.counts, x, ids
+    # The checkpoint has the weights; those the training began with may be gone, and are not needed.
+    model = nets.build(
+        recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed, recipe.data.size[0]
+    )
+    model.load_state_dict(checkpoint["model"])
+    x, ids = _features(recipe, model, data)
+    return learned["centroids"][:, : learned["width"]], learned["counts"], x, ids
 
 
 @torch.no_grad()
-def _features(training: Training, selector: Density) -> tuple[Tensor, Tensor]:
-    recipe, model, train = training.recipe, training.model.eval(), training.data.train
+def _features(recipe: Recipe, model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
+    selector, train = recipe.selector(), data.train
+    assert isinstance(selector, Density)
+    model.eval()
+    if recipe.channels_last:
+        model.to(memory_format=torch.channels_last)
     _, layer = find_layer(model, recipe.cut)
     found: list[Tensor] = []
 
@@ -93,11 +87,12 @@ def _features(training: Training, selector: Density) -> tuple[Tensor, Tensor]:
     plan = [(part, seed_of(0, i)) for i, part in enumerate(ids.split(min(_BATCH, recipe.evaluation_batch)))]
     handle = layer.register_forward_hook(keep)
     try:
-        with Bar(len(ids), "samples near the centroids", "sample", leave=False) as bar:
+        # A model may draw numbers even in eval mode.
+        with torch.random.fork_rng([]), Bar(len(ids), "samples near the centroids", "sample", leave=False) as bar:
             for x, _, part in train.batches(plan):
                 if recipe.channels_last:
                     x = x.to(memory_format=torch.channels_last)
-                with tasks.autocast(recipe, training.device):
+                with tasks.autocast(recipe, torch.device("cpu")):
                     model(x)
                 bar.update(len(part))
     finally:
