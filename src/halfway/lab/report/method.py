@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -64,6 +65,7 @@ def _facts(runs: Runs, example: RunResult) -> list[tuple[str, str]]:
         ),
         ("Pruning", f"{r.unit}s {start + 1:,} to {r.length if stop is None else stop:,}; PFB at {r.cut}"),
         ("Density", _listed(r.methods.get("density", {}))),
+        *_chosen_by_density(runs),
         *_varied(runs),
         ("Runs", f"{len(finished)} finished, {_duration(sum(run.seconds for run in finished))} of training in all"),
         ("Waiting for data", f"{_waited(finished):.1%} of the training time"),
@@ -74,6 +76,29 @@ def _facts(runs: Runs, example: RunResult) -> list[tuple[str, str]]:
             _joined((f"{k} {v}" for run in finished for s in run.sessions for k, v in s["versions"].items()), ", "),
         ),
         ("Date", _joined(sorted({s["date"] for run in finished for s in run.sessions}), ", ")),
+    ]
+
+
+def _chosen_by_density(runs: Runs) -> list[tuple[str, str]]:
+    """How much the noise left to the density; nothing where no run says."""
+    telling = {
+        group: [run for run in seeds.values() if run.chosen_by_density is not None]
+        for group, seeds in runs.groups.items()
+    }
+    shares = [
+        f"{group.label}: {statistics.fmean(run.chosen_by_density or 0.0 for run in found):.2f} (n = {len(found)})"
+        for group, found in telling.items()
+        if found
+    ]
+    if not shares:
+        return []
+    resumed = any(len(run.sessions) > 1 for found in telling.values() for run in found)
+    return [
+        (
+            "Chosen by density",
+            f"{'; '.join(shares)}. The share of the choice that the density made and not the noise: 1 is all of it, 0 "
+            f"no more than chance.{' Of a resumed run, from then on.' if resumed else ''}",
+        )
     ]
 
 

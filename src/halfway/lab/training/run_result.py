@@ -64,6 +64,12 @@ class RunResult:
         return step, spent / seen
 
     @property
+    def chosen_by_density(self) -> float | None:
+        """How much of the choice the density made, and not the noise, see `Density.diagnostics`: since the run began or
+        was last resumed. None for other methods, and for runs that do not say."""
+        return next((m["chosen_by_density"] for m in reversed(self.metrics) if "chosen_by_density" in m), None)
+
+    @property
     def seconds(self) -> float:
         """Training time, without evaluation and checkpoints."""
         return sum(m["seconds"] for m in self.metrics)
