@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from halfway.lab.data import augment, geometry, load
+from tests import ROOT
 from tests.helpers.pictures import PURE, agree, generator, mask_folder, settings
 
 
@@ -115,6 +117,17 @@ def test_covering_and_fitting_keep_proportions() -> None:
     pixels = np.asarray(fitted)
     assert (pixels[labels == 255] == (1, 2, 3)).all()
     assert (pixels[labels == 1] == (250, 0, 0)).all()
+
+
+def test_the_page_on_data_says_which_policies_work_in_memory() -> None:
+    page = (ROOT / "docs" / "own_data.md").read_text()
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in page.splitlines() if line.startswith("| `")]
+    said = {row[0].strip("`"): (row[1], row[3]) for row in rows if row[-1] in ("yes", "no")}
+    words = {"classification": "classes", "segmentation": "masks"}
+    assert said == {
+        name: (", ".join(words[task] for task in policy.tasks), "no" if policy.batch is None else "yes")
+        for name, policy in augment.POLICIES.items()
+    }
 
 
 @pytest.mark.parametrize("box", [(50, 70), (70, 50), (64, 64), (37, 111)])
