@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("yaml")
 
 from halfway.lab import cli
+from halfway.lab.commands import compare
 from halfway.lab.recipes import methods
 from halfway.samplers import SAMPLERS
 from halfway.selectors import SELECTORS
@@ -33,6 +35,16 @@ def test_the_help_of_train_lists_every_method(capsys: pytest.CaptureFixture[str]
         cli.main(["train", "--help"])
     words = capsys.readouterr().out.replace(",", " ").split()
     assert set(methods.names()) <= set(words)
+
+
+def test_some_page_explains_every_option_of_compare() -> None:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    compare.register(commands)
+    options = [option for action in commands.choices["compare"]._actions for option in action.option_strings]
+    words = {word for page in DOCS.rglob("*.md") for word in re.findall(r"--[a-z-]+", page.read_text())}
+    assert "--fewer-epochs" in options
+    assert {option for option in options if option.startswith("--")} - {"--help"} <= words
 
 
 @pytest.mark.parametrize("kind", [*SELECTORS.values(), *SAMPLERS.values()])
