@@ -34,6 +34,22 @@ def test_segmentation_runs_have_a_page_too(segmented: Path) -> None:
     assert "PFB at p = 0.5: " in text, "a single run has a headline as well"
 
 
+def test_the_way_to_know_the_classes_of_masks_is_one(segmented: Path, tmp_path: Path) -> None:
+    """Masks that are read from disk are not counted; the page says with which settings they are."""
+    shutil.copytree(segmented, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    state = folder.load()
+    assert state is not None
+    folder.save({**state, "retention": {**state["retention"], "class_offered": [], "class_retained": []}})
+    assert write(folder.path, "--data", tmp_path / "moved") == 0
+    advice = re.search(r"With (data\.\S+=.*?) it is counted", plain(folder.path / "report.html"))
+    assert advice is not None
+    from_disk = recipes.load(str(folder.config)).with_settings({"data.memory": False, "data.augment": "segmentation"})
+    assert data.load(from_disk.data, "synthetic").train.per_class(torch.ones(64)) is None
+    counted = from_disk.with_settings(recipes.parse_settings(advice[1].split()))
+    assert data.load(counted.data, "synthetic").train.per_class(torch.ones(64)) is not None
+
+
 def test_without_the_data_all_but_the_pictures_is_there(
     compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
