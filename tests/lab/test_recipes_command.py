@@ -21,6 +21,7 @@ from halfway.lab.commands.recipes import COLUMNS, cost_rows
 from halfway.lab.models import small as nets
 from halfway.lab.recipes import schema as recipes
 from halfway.lab.recipes.predicted_cost import predicted_cost
+from tests import ROOT
 
 
 def printed(*options: str) -> str:
@@ -63,6 +64,12 @@ def test_there_is_a_row_for_each_of_the_paper_s_ratios_and_one_for_recipes_witho
         expected += [[name, recipe.cut, f"{ratio:g}"] for ratio in ratios]
     assert [row[:3] for row in rows] == expected
     assert len([row for row in rows if row[0].startswith("imagenet-resnet50")]) == 4
+
+
+def test_the_page_of_the_paper_s_commands_has_this_table(rows: list[list[str]]) -> None:
+    page = (ROOT / "docs" / "reproduce.md").read_text().splitlines()
+    start = page.index(f"| {' | '.join(COLUMNS)} |") + 2
+    assert page[start : start + len(rows)] == [f"| {' | '.join(row)} |" for row in rows], "halfway recipes --markdown"
 
 
 def test_the_columns_agree_with_each_other(rows: list[list[str]]) -> None:

@@ -124,12 +124,13 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
     from ..training import session
 
     with session.processes() as device:
+        todo: list[Trial] = []
         if not only_tabulate:
-            comparison.check(plan, folder)
+            todo = comparison.check(plan, folder)
             if session.first_rank():
                 results.note_plan(folder, plan, command)
         try:
-            finished = only_tabulate or comparison.train_all(plan, folder, device, command)
+            finished = only_tabulate or comparison.train_all(todo, folder, device, command)
         except DiskFullError as error:
             raise ValueError(f"{error}, then go on: {command}") from error
         if not session.first_rank():

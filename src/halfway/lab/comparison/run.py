@@ -35,24 +35,26 @@ from .trials import Group, Trial
 WARM_UP = 3
 
 
-def check(trials: Sequence[Trial], folder: Path) -> None:
-    """Raise unless all trials can be trained here. Nothing is written."""
-    for trial in trials:  # finished runs must be of the same recipe, too
+def check(trials: Sequence[Trial], folder: Path) -> list[Trial]:
+    """Raise unless all trials can be trained here; returns those that are not finished. Nothing is written."""
+    for trial in trials:  # what is done must be of the same recipe, too
         RunFolder(folder / trial.folder).check(trial.recipe, resume=True)
     for recipe in {trial.group: trial.recipe for trial in trials}.values():
         training.check(recipe)
-    for trial in _todo(trials, folder):
+    done = finished(trials, folder)
+    todo = [trial for trial in trials if trial.seed not in done.get(trial.group, {})]
+    for trial in todo:
         RunFolder(folder / trial.folder).check_checkpoint()
+    if len(todo) < len(trials):
+        _say(f"{len(trials) - len(todo)} of {len(trials)} runs are done already")
+    return todo
 
 
 def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> bool:
-    """Train what is not finished yet. Returns False after Ctrl-C."""
-    todo = _todo(trials, folder)
-    if len(todo) < len(trials):
-        _say(f"{len(trials) - len(todo)} of {len(trials)} runs are done already")
+    """Train them, one after the other, from where each stopped. Returns False after Ctrl-C."""
     load = _Loader(device)
-    for i, trial in enumerate(todo):
-        _say(f"run {i + 1} of {len(todo)}: {trial.group.label}, seed {trial.seed}")
+    for i, trial in enumerate(trials):
+        _say(f"run {i + 1} of {len(trials)}: {trial.group.label}, seed {trial.seed}")
         run_folder = RunFolder(folder / trial.folder)
         if not session.train(trial.recipe, load(trial.recipe), device, run_folder, resume=True, command=command):
             return False
@@ -69,11 +71,6 @@ def finished(trials: Sequence[Trial], folder: Path) -> dict[Group, dict[int, Run
         if (path / "config.yaml").exists() and (run := RunResult.read(path)).finished:
             out.setdefault(trial.group, {})[trial.seed] = run
     return out
-
-
-def _todo(trials: Sequence[Trial], folder: Path) -> list[Trial]:
-    done = finished(trials, folder)
-    return [trial for trial in trials if trial.seed not in done.get(trial.group, {})]
 
 
 def time_steps(
@@ -146,7 +143,8 @@ def timing(
 
 def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[], Any]:
     """A function that takes one pruned training step, always on the same batch."""
-    recipe = dataclasses.replace(recipe, window=(0, None), length=10**6)
+    if recipe.pruning is not None and not recipe.pruning.before_epoch:
+        recipe = dataclasses.replace(recipe, window=(0, None))  # the first step prunes already
     trained = training.Training(recipe, loaded, device, show=False)
     trained.model.train()
     if trained.sampler is not None:
