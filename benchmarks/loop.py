@@ -26,7 +26,7 @@ from halfway.lab.recipes import schema as recipe
 from halfway.lab.training.logs import Logs
 from halfway.lab.training.loop import Training
 from halfway.lab.training.order import BatchOrder
-from halfway.lab.training.progress import Bar
+from halfway.lab.progress import Bar
 from halfway.lab.training.run_folder import RunFolder
 
 RESULT = Path(__file__).parent / "results" / "loop.json"

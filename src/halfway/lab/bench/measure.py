@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..progress import Bar
+
 Step = Callable[[], None]
 
 
@@ -40,12 +42,10 @@ class Clock:
 def interleaved(
     steps: dict[str, Step], rounds: int, clock: Clock, progress: str | None
 ) -> dict[str, list[list[float]]]:
-    """Seconds of every phase of every step in every round. Each round starts with another step."""
-    from tqdm import tqdm
-
+    """Seconds of every phase of every step in every round. Rounds begin with another step each."""
     seconds: dict[str, list[list[float]]] = {way: [] for way in steps}
     order = list(steps)
-    with tqdm(total=rounds * len(order), desc=progress, unit="step", disable=progress is None, leave=False) as bar:
+    with Bar(rounds * len(order), progress or "", "step", show=progress is not None, leave=False) as bar:
         for i in range(rounds):
             for way in order[i % len(order) :] + order[: i % len(order)]:
                 seconds[way].append(clock.phases(steps[way]))

@@ -23,6 +23,7 @@ from typing import Any
 
 from ... import __version__
 from ..files import naming_a_full_disk
+from ..progress import Bar
 
 # Seconds without a byte after which a connection counts as broken.
 TIMEOUT = 30.0
@@ -112,8 +113,6 @@ def _receive_all(url: str, part: Path) -> None:
 
 def _receive(url: str, part: Path, had: int) -> bool:
     """One connection: append to the part what it lacks. Returns whether the file is complete."""
-    from tqdm import tqdm
-
     headers = {"User-Agent": f"halfway/{__version__}", "Accept-Encoding": "identity"}
     if had:
         headers["Range"] = f"bytes={had}-"
@@ -127,15 +126,7 @@ def _receive(url: str, part: Path, had: int) -> bool:
         length = response.headers.get("Content-Length")
         total = None if length is None else begin + int(length)
         with (
-            tqdm(
-                desc=part.with_suffix("").name,
-                total=total,
-                initial=begin,
-                unit="B",
-                unit_scale=True,
-                dynamic_ncols=True,
-                mininterval=0.5 if sys.stderr.isatty() else 10.0,
-            ) as bar,
+            Bar(total, part.with_suffix("").name, "B", done=begin, scale=True) as bar,
             naming_a_full_disk(part),
             open(part, "ab" if begin else "wb") as file,
         ):
@@ -179,17 +170,13 @@ def unpacked(archive: Path, aside: Path, wanted: Callable[[str], bool]) -> Itera
 
     Members that would land outside the folder, links that leave it, devices and the like are errors.
     """
-    from tqdm import tqdm
-
-    shutil.rmtree(aside, ignore_errors=True)  # left by a killed process
+    shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
     try:
         with naming_a_full_disk(aside):
             aside.mkdir(parents=True)
             try:
-                with tarfile.open(archive) as tar:
-                    members = (member for member in tar if wanted(member.name))
-                    bar = tqdm(members, f"unpacking {archive.name}", unit=" files", delay=1, dynamic_ncols=True)
-                    tar.extractall(aside, bar, filter="data")
+                with tarfile.open(archive) as tar, Bar(None, f"unpacking {archive.name}", " files", delay=1.0) as bar:
+                    tar.extractall(aside, _counted(tar, wanted, bar), filter="data")
             except tarfile.FilterError as error:
                 raise ValueError(f"{archive} was not unpacked, because it is not safe: {error}") from error
             except (tarfile.TarError, EOFError, zlib.error) as error:
@@ -198,6 +185,13 @@ def unpacked(archive: Path, aside: Path, wanted: Callable[[str], bool]) -> Itera
             yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _counted(tar: tarfile.TarFile, wanted: Callable[[str], bool], bar: Bar) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        if wanted(member.name):
+            yield member
+            bar.update()
 
 
 def move(unpacked: Path, to: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..progress import Bar
 from . import geometry
 from .augment import BatchPolicy
 from .base import IGNORE, Colours, TestSet, TrainSet
@@ -25,8 +26,6 @@ def decode(source: Source, size: tuple[int, int], colours: Colours, workers: int
     """
     if isinstance(source, Arrays):
         return resize(source.pixels, size), source.labels
-    from tqdm import tqdm
-
     labels = source.labels
     pixels = torch.empty(len(source), 3, *size, dtype=torch.uint8)
     masks = torch.empty(len(source), *size, dtype=torch.uint8) if labels is None else None
@@ -40,10 +39,10 @@ def decode(source: Source, size: tuple[int, int], colours: Colours, workers: int
             masks[row] = torch.from_numpy(target.copy())
         pixels[row] = geometry.to_tensor(picture)
 
-    # Threads, because decoding releases the interpreter lock. No bar for what takes only a moment.
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        for _ in tqdm(pool.map(put, range(len(source))), title, len(source), unit="image", delay=1, dynamic_ncols=True):
-            pass
+    # Threads, because decoding happens outside of the interpreter. What takes a moment only shows no bar.
+    with ThreadPoolExecutor(max(1, workers)) as pool, Bar(len(source), title, "image", delay=1.0) as bar:
+        for _ in pool.map(put, range(len(source))):
+            bar.update()
     if labels is not None:
         return pixels, labels
     assert masks is not None

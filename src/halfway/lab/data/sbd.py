@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_whole
+from ..progress import Bar
 from . import download, segmentation
 
 _DATASET = "benchmark_RELEASE/dataset"
@@ -24,7 +25,6 @@ def install(unpacked: Path, root: Path) -> None:
     where they exist, else SBD's.
     """
     from PIL import Image
-    from tqdm import tqdm
 
     voc, source, masks = segmentation.voc_folder(root), unpacked / _DATASET, unpacked / "SegmentationClassAug"
     assert voc is not None, "fetched first"
@@ -35,12 +35,14 @@ def install(unpacked: Path, root: Path) -> None:
     others = _names(source / "train.txt") | _names(source / "val.txt")
     names = sorted((own | others) - _names(segmentation.voc_list(voc, "val")))
     masks.mkdir()
-    for name in tqdm(names, "converting masks", unit=" files", delay=1, dynamic_ncols=True):
-        if name in own:
-            shutil.copyfile(voc / "SegmentationClass" / f"{name}.png", masks / f"{name}.png")
-        else:
-            Image.fromarray(_mask(source / "cls" / f"{name}.mat")).save(masks / f"{name}.png")
-    # The list first: without the folder it does not count, so the split becomes complete only with the last step.
+    with Bar(len(names), "converting masks", " files", delay=1.0) as bar:
+        for name in names:
+            if name in own:
+                shutil.copyfile(voc / "SegmentationClass" / f"{name}.png", masks / f"{name}.png")
+            else:
+                Image.fromarray(_mask(source / "cls" / f"{name}.mat")).save(masks / f"{name}.png")
+            bar.update()
+    # The list first: it says nothing without the folder, so that only the last step makes the split complete.
     write_whole(segmentation.voc_list(voc, "trainaug"), "\n".join(names) + "\n")
     download.move(masks, voc / masks.name)
 

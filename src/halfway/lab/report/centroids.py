@@ -17,7 +17,7 @@ from ..data import Data
 from ..models import small as nets
 from ..recipes.schema import Recipe
 from ..training import tasks
-from ..training.progress import Bar
+from ..progress import Bar
 
 SAMPLES = 2000
 _BATCH = 100

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..comparison.trials import Group
 from ..comparison.verdict import PFB, at, name
-from ..training.progress import Bar
+from ..progress import Bar
 from . import page, plots
 from .counts import Counts, read
 from .pictures import Pictures, class_names

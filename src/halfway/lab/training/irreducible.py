@@ -14,7 +14,7 @@ from ..files import write_tensors
 from ..models import small as nets
 from ..recipes.schema import Recipe
 from . import tasks
-from .progress import Bar
+from ..progress import Bar
 from .run_folder import RunFolder
 
 

@@ -36,8 +36,8 @@ from ..recipes.schema import Recipe
 from . import optim, tasks
 from .logs import Logs
 from .order import BatchOrder
-from .progress import Bar
-from .rank import rank_and_size
+from .place import place
+from ..progress import Bar
 from .retention import Retention
 from .run_folder import VERSION, RunFolder
 

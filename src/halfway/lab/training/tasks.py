@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..data import IGNORE, TestSet
 from ..recipes.schema import Recipe
-from .progress import Bar
-from .rank import rank_and_size
+from .place import place
+from ..progress import Bar
 
 
 class Task:

@@ -11,13 +11,25 @@ class Bar:
     """A tqdm bar with figures that are only worked out when they are about to be shown.
 
     Args:
-        total: number of steps, images, ...
-        name: shown before the bar.
+        total: steps, images, ...; None: not known.
+        name: what is going on.
         show: False on all ranks but the first.
-        done: how many were done by an earlier session.
+        done: of the total, by an earlier session.
+        delay: seconds before anything is shown, for what mostly takes a moment only.
+        scale: write 1.2M instead of 1200000.
     """
 
-    def __init__(self, total: int, name: str, unit: str, show: bool = True, leave: bool = True, done: int = 0) -> None:
+    def __init__(
+        self,
+        total: int | None,
+        name: str,
+        unit: str,
+        show: bool = True,
+        leave: bool = True,
+        done: int = 0,
+        delay: float = 0.0,
+        scale: bool = False,
+    ) -> None:
         from tqdm import tqdm
 
         terminal = sys.stderr.isatty()
@@ -31,6 +43,8 @@ class Bar:
             disable=not show,
             leave=leave and terminal,
             mininterval=self._interval,
+            delay=delay,
+            unit_scale=scale,
             dynamic_ncols=True,
         )
 
