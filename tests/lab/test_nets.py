@@ -179,9 +179,9 @@ def test_a_factory_of_one_s_own_is_found_in_the_current_folder(tmp_path: Path, m
 
 
 def test_an_unknown_model_or_option_is_named() -> None:
-    with pytest.raises(ValueError, match=r"small_resnet has no option 'widht', it has: width, blocks; did you mean 'w"):
+    with pytest.raises(ValueError, match="small_resnet has no option 'widht'; did you mean width"):
         build("small_resnet", widht=8)
-    with pytest.raises(ValueError, match="deeplabv3_resnet50 has no option 'width', it has: none"):
+    with pytest.raises(ValueError, match="deeplabv3_resnet50 has no option 'width'; there are none"):
         build("deeplabv3_resnet50", width=8)
     with pytest.raises(ValueError, match="no model 'resnet5O'; the closest are"):
         build("resnet5O")

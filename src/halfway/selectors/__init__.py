@@ -6,8 +6,7 @@ settings of earlier versions.
 
 from __future__ import annotations
 
-import difflib
-
+from ..errors import did_you_mean
 from .balanced import Balanced
 from .balanced_remembered import BalancedRemembered
 from .base import Candidates, OutputRanking, Ranking, Selection, Selector
@@ -65,9 +64,7 @@ def kind(selector: str | Selector) -> type[Selector]:
         raise TypeError(f"selector must be a name or a Selector, got {selector!r}; the names are {sorted(SELECTORS)}")
     if selector in SELECTORS:
         return SELECTORS[selector]
-    close = difflib.get_close_matches(selector, SELECTORS, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ValueError(f"unknown selector {selector!r}; {hint}There are {sorted(SELECTORS)}, or pass a Selector")
+    raise ValueError(f"unknown selector {selector!r}; {did_you_mean(selector, SELECTORS)} (or pass a Selector)")
 
 
 __all__ = [

@@ -5,13 +5,13 @@ A new data set is a function `(settings, root) -> DatasetSources` and a line in 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ...errors import did_you_mean
 from . import augment, cifar, digits, folders, segmentation, synthetic
 from .base import IGNORE, IMAGENET, Colours, Data, TestSet, TrainSet
 from .disk import DiskTestSet, DiskTrainSet
@@ -109,9 +109,7 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
 
 def _kind(settings: DataSettings) -> DataSet:
     if settings.name not in SETS:
-        close = difflib.get_close_matches(settings.name, SETS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"no data set {settings.name!r}; {hint}There are {', '.join(SETS)}")
+        raise ValueError(f"no data set {settings.name!r}; {did_you_mean(settings.name, SETS)}")
     kind = SETS[settings.name]
     if settings.split not in kind.splits:
         raise ValueError(f"{kind.title} has no data.split={settings.split!r}: choose from {', '.join(kind.splits)}")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import did_you_mean
 from . import by_name as models
 
 
@@ -165,9 +165,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     known = [p for p in inspect.signature(NETS[name]).parameters if p != "classes"]
     for option in options:
         if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"{name} has no option {option!r}, it has: {', '.join(known) or 'none'}{hint}")
+            raise ValueError(f"{name} has no option {option!r}; {did_you_mean(option, known)}")
 
 
 def _bottleneck_encoder(

@@ -6,12 +6,12 @@ section of the recipe with the implementation's name: `density.noise=0.1`, `info
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...errors import did_you_mean
 from ...samplers import SAMPLERS, EpochSampler
 from ...selectors import SELECTORS, Selector
 
@@ -80,9 +80,7 @@ def resolve(name: str) -> str:
     """The main name of a method, given any of its names; `full` is one. Unknown names are errors."""
     name = ALIASES.get(name, name)
     if name != FULL and name not in METHODS:
-        close = difflib.get_close_matches(name, names(), n=3)
-        hint = f"did you mean {' or '.join(close)}? There are" if close else "choose one of"
-        raise ValueError(f"unknown method {name!r}; {hint} {', '.join(names())}")
+        raise ValueError(f"unknown method {name!r}; {did_you_mean(name, names())}")
     return name
 
 

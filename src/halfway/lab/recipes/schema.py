@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from ...errors import did_you_mean
 from ...samplers import EpochSampler
 from ...schedule import Schedule
 from ...selectors import Selector
@@ -151,7 +151,7 @@ class Recipe:
             for option in settings:
                 names = list(known_methods.settings_of(name))
                 if option not in names:
-                    raise ValueError(f"{name} has no setting {option!r}{_closest(option, names)}")
+                    raise ValueError(f"{name} has no setting {option!r}; {did_you_mean(option, names)}")
 
     @property
     def prunes(self) -> bool:
@@ -325,7 +325,7 @@ def _read(name: str, beside: Path = Path(), extending: tuple[Path, ...] = ()) ->
     if not path.is_file():
         if path.parent != FOLDER:
             raise FileNotFoundError(f"no recipe file {str(path)!r}")
-        raise ValueError(f"no recipe {name!r}{_closest(name, names())} (or give a path to a .yaml file)")
+        raise ValueError(f"no recipe {name!r}; {did_you_mean(name, names())} (or give a path to a .yaml file)")
     files = (*extending, path.resolve())
     if files[-1] in extending:
         circle = " extends ".join(file.name for file in files[files.index(files[-1]) :])
@@ -352,7 +352,7 @@ def _make(kind: Any, content: Mapping[str, Any], section: str) -> Any:
     hints = get_type_hints(kind)
     for key in content:
         if key not in hints:
-            raise ValueError(f"no setting {section + str(key)!r}{_closest(str(key), list(hints))}")
+            raise ValueError(f"no setting {section + str(key)!r}; {did_you_mean(str(key), hints)}")
     missing = [
         section + f.name
         for f in dataclasses.fields(kind)
@@ -438,10 +438,6 @@ def _plain(value: Any) -> Any:
 def _scaled(length: int, factor: float) -> int:
     return max(1, round(length * factor)) if length else 0
 
-
-def _closest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(known)}"
 
 
 def _in_range(name: str, value: Any, fine: bool, words: str) -> None:
