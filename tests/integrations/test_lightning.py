@@ -199,8 +199,13 @@ def _by_hand_on(rank: int) -> list[dict[str, Tensor]]:
     return found
 
 
+def _both_on(rank: int) -> tuple[Any, Any]:
+    """In the same processes, since importing takes longer than training."""
+    return _by_hand_on(rank), _lightning_on(rank)
+
+
 def test_ddp_on_two_processes_is_a_ddp_loop_by_hand(feature: Callable[..., None]) -> None:
-    found, expected = processes.run(2, _lightning_on), processes.run(2, _by_hand_on)
+    expected, found = zip(*processes.run(2, _both_on), strict=True)
     for i, precision in enumerate(PRECISIONS):
         for rank in range(2):
             state, stats, sizes = found[rank][i]
@@ -253,3 +258,160 @@ def test_a_second_fit_goes_on_where_the_first_ended() -> None:
     assert stats_of(blocking).steps == 4
     fit(module, blocking, max_epochs=1)
     assert stats_of(blocking).steps == 8
+
+
+# --------------------------------------------------------------------------------------------- ids, losses and logs
+
+
+class Reports(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y, _ = batch
+        losses = F.cross_entropy(self(x), y, reduction="none")
+        return {"loss": losses.mean(), "losses": losses}
+
+
+SELECTORS = [name for name in halfway.selectors.SELECTORS if name != "rho"]
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_every_selector_gets_what_it_needs(selector: str, feature: Callable[..., None]) -> None:
+    module, blocking = Reports(), ForwardBlocking("net.0", RATIO, ids=2, selector=selector, reuse="replay")
+    fit(module, blocking, data=DataLoader(halfway.WithIds(data()), batch_size=12))
+    found = stats_of(blocking)
+    assert found.pruned_steps == 8
+    assert found.steps_replayed == (8 if blocking.blocker.selector.needs != "nothing" else 0)
+    feature(f"{SELECTOR_IN}Lightning", selector, found)
+
+
+def test_losses_come_back_with_their_ids() -> None:
+    class Told(halfway.selectors.SELECTORS["last_loss"]):
+        told: list[Any] = []  # noqa: RUF012
+
+        def observe(self, candidates: Any, retained: Any, losses: Tensor) -> None:
+            self.told.append((candidates.ids[retained], losses))
+
+    class Numbered(Reports):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            output = super().training_step(batch, batch_idx)
+            return {**output, "losses": batch[2].float()}
+
+    fit(Numbered(), ForwardBlocking(None, RATIO, ids=2, selector=Told()), data=DataLoader(halfway.WithIds(data()), 12))
+    assert len(Told.told) == 8
+    for ids, losses in Told.told:
+        assert torch.equal(ids.float(), losses)
+
+
+def test_remembered_features() -> None:
+    selector = halfway.selectors.SELECTORS["balanced_remembered"]()
+    module, blocking = Reports(), ForwardBlocking(None, RATIO, ids=2, selector=selector)
+    fit(module, blocking, data=DataLoader(halfway.WithIds(data()), batch_size=12))
+    assert stats_of(blocking).relative_flops == pytest.approx(7 / 12)
+
+
+def test_rho_with_the_losses_of_a_holdout_model(feature: Callable[..., None]) -> None:
+    rho = halfway.selectors.SELECTORS["rho"](losses=torch.rand(48))
+    module, blocking = Reports(), ForwardBlocking("net.0", RATIO, ids=2, selector=rho, reuse="replay")
+    fit(module, blocking, data=DataLoader(halfway.WithIds(data()), batch_size=12))
+    assert stats_of(blocking).steps_replayed == 8
+    feature(f"{SELECTOR_IN}Lightning", "rho", stats_of(blocking))
+
+
+def test_ratio_and_cost_are_logged(tmp_path: Path) -> None:
+    module, blocking = Module(), ForwardBlocking("net.0", RATIO)
+    trainer = fit(module, blocking, logger=CSVLogger(tmp_path, version=0), log_every_n_steps=3)
+    lines = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    header, rows = lines[0].split(","), [line.split(",") for line in lines[1:]]
+    stats = stats_of(blocking)
+    logged = [float(row[header.index("halfway/relative_flops")]) for row in rows]
+    steps = [int(row[header.index("step")]) for row in rows]
+    # Every third step, and at the end of both epochs.
+    assert steps == [2, 3, 5, 7]
+    assert logged[-1] == pytest.approx(stats.relative_flops)
+    assert float(trainer.callback_metrics["halfway/effective_ratio"]) == pytest.approx(stats.effective_ratio)
+    assert float(trainer.callback_metrics["halfway/steps_replayed"]) == 8
+    quiet = fit(Module(), ForwardBlocking("net.0", RATIO, log=False))
+    assert not quiet.callback_metrics
+
+
+# ------------------------------------------------------------------------------------------ what does not work says so
+
+
+class NeverTrained(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise AssertionError("training began")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"at": "net.zero"}, "no module 'net.zero' in this NeverTrained.*closest"),
+        ({"at": "0", "model": "nets"}, "no module 'nets'"),
+        ({"at": None}, "at= must name a layer"),
+        ({"at": "net.0", "prune_ratio": 1.0}, "prune_ratio"),
+    ],
+)
+def test_wrong_settings_are_found_before_training(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(NeverTrained(), ForwardBlocking(**{"prune_ratio": RATIO, **settings}))
+
+
+def test_a_step_that_calls_another_model_says_which() -> None:
+    module, blocking = CallsTheNet(), ForwardBlocking("net.0", RATIO)
+    with pytest.raises(RuntimeError, match=r"to call self\(...\), but it calls self.net: pass model='net'"):
+        fit(module, blocking)
+    assert "training_step" not in vars(module)  # also after an error
+
+
+class Several(NoForward):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(2, 2)
+
+
+def test_without_a_cut_and_a_forward_it_must_be_said_which_model_is_called() -> None:
+    with pytest.raises(ValueError, match=r"model= which of \['net', 'other'\]"):
+        fit(Several(), ForwardBlocking(None, RATIO, selector="random"))
+    for module in (Several(), NoForward()):
+        model = "net" if isinstance(module, Several) else None
+        blocking = ForwardBlocking(None, RATIO, selector="random", model=model)
+        fit(module, blocking)
+        assert stats_of(blocking).effective_ratio == pytest.approx(5 / 12)
+
+
+class Iterates(Module):
+    def training_step(self, dataloader_iter: Any) -> Any:
+        raise AssertionError("training began")
+
+
+def test_what_cannot_be_blocked_is_refused(feature: Callable[..., None]) -> None:
+    with pytest.raises(TypeError, match="dataloader_iter"):
+        fit(Iterates(), ForwardBlocking("net.0", RATIO))
+    with pytest.raises(TypeError, match="compile only submodules behind the cut") as compiled:
+        fit(torch.compile(Module()), ForwardBlocking("net.0", RATIO))
+    feature("Lightning", "a compiled LightningModule", compiled.value)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.__class__ = FSDPStrategy
+    with pytest.raises(TypeError, match="FSDPStrategy; use DDP") as sharded:
+        ForwardBlocking("net.0", RATIO).on_fit_start(trainer, Module())
+    feature("Lightning", "FSDPStrategy", sharded.value)
+
+
+def test_interrupted_the_module_is_as_it_was() -> None:
+    class Interrupts(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if len(self.sizes) == 2:
+                raise KeyboardInterrupt
+            return super().training_step(batch, batch_idx)
+
+    module, blocking = Interrupts(), ForwardBlocking("net.0", RATIO)
+    with pytest.raises(SystemExit):
+        fit(module, blocking)
+    assert "training_step" not in vars(module)
+    assert stats_of(blocking).steps_replayed == 2
+
+
+def test_the_example() -> None:
+    command = [sys.executable, str(EXAMPLE), "--steps", "2", "--devices", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "steps_replayed=2, steps_recomputed=0" in done.stdout

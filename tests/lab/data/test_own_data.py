@@ -75,7 +75,7 @@ def test_images_in_folders_with_a_timm_model(flowers: Path, tmp_path: Path) -> N
 
     out = tmp_path / "run"
     words = replaced(commands("halfway train imagenet"), data=str(flowers), out=str(out), epochs="3")
-    smaller = ["data.size=[32, 32]", "batch_size=16", "data.workers=0"]
+    smaller = ["data.size=[32, 32]", "batch_size=16", "data.workers=0", "log_every=3"]
     assert main([*words, *smaller]) == 0
     result = RunResult.read(out)
     assert result.finished

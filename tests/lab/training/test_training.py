@@ -168,7 +168,191 @@ def test_a_segmentation_recipe_trains_by_steps_and_ends_with_several_scales(tmp_
     assert "multi_scale" not in metrics[0]
 
 
-# ------------------------------------------------------------------------------------------------------ mistakes
+# ------------------------------------------------------------------- interruptions
+
+
+LENGTH = ("length=24", "window=[1, 22]")
+
+
+def words(out: Path, *more: str) -> list[str]:
+    """The arguments of a training in the folder, long enough to be interrupted."""
+    arguments = ["train", "tiny-cifar10", "--data", "synthetic", "--prune-ratio", "0.5", "--out", str(out)]
+    return [*arguments, *SETTINGS, *LENGTH, *more]
+
+
+def started(out: Path, **pipes: Any) -> subprocess.Popen[str]:
+    """It, in a process of its own that can be interrupted."""
+    command = [sys.executable, "-m", "halfway", *words(out)]
+    return subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL, text=True, **pipes)
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    out = tmp_path_factory.mktemp("run") / "whole"
+    assert main(words(out)) == 0
+    return RunFolder(out)
+
+
+def plain(state: Any) -> Any:
+    """A state as values that can be compared."""
+    if isinstance(state, Tensor):
+        return state.double().nan_to_num(nan=-7.0).tolist()
+    return {k: plain(v) for k, v in state.items()} if isinstance(state, dict) else state
+
+
+def assert_same_run(a: RunFolder, b: RunFolder) -> None:
+    mine, theirs = a.load(), b.load()
+    assert mine is not None
+    assert theirs is not None
+    assert mine["finished"]
+    assert theirs["finished"]
+    assert same(mine["model"], theirs["model"])
+    assert torch.equal(mine["random"][0]["cpu"], theirs["random"][0]["cpu"])
+    for learned in ("blocker", "sampler"):
+        assert plain(mine[learned]) == plain(theirs[learned])
+    assert torch.equal(mine["retention"]["retained"], theirs["retention"]["retained"])
+    assert without_times(a.read_metrics()) == without_times(b.read_metrics())
+
+
+@pytest.mark.parametrize("lines", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 3)), 7])
+def test_a_run_killed_at_any_moment_resumes_to_the_same_bits(
+    uninterrupted: RunFolder, tmp_path: Path, lines: int
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with started(folder.path) as process:
+        _wait_for(lambda: folder.environment.exists() and _lines(folder) >= lines, process)
+        process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert main(words(folder.path, "--resume")) == 0
+    assert_same_run(folder, uninterrupted)
+
+
+def test_ctrl_c_leaves_a_resumable_run_and_says_how_to_go_on(uninterrupted: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with started(folder.path, stdout=subprocess.PIPE) as process:
+        _wait_for(lambda: _lines(folder) >= 2, process)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate()[0]
+    assert process.returncode == 130
+    assert "to go on: halfway train tiny-cifar10" in said
+    assert said.rstrip().endswith("--resume")
+    assert main(words(folder.path, "--resume")) == 0
+    assert_same_run(folder, uninterrupted)
+
+
+def test_a_run_can_be_stopped_after_any_step(tmp_path: Path) -> None:
+    """In the middle of an epoch, too: its half-finished sums are part of the checkpoint."""
+    r = small(prune_ratio=0.5)
+    whole = RunFolder(tmp_path / "whole")
+    whole.open(r, resume=False)
+    trained(r, whole)
+    folder = RunFolder(tmp_path / "parts")
+    folder.open(r, resume=False)
+    loaded = load(r)
+    sessions = 0
+    while True:
+        training = Training(r, loaded, CPU, folder, show=False)
+        stops_after = iter([False, False, True])
+        done = training.run(lambda: next(stops_after))  # noqa: B023  called within this round of the loop
+        training.blocker.remove() if training.blocker is not None else None
+        sessions += 1
+        if done:
+            break
+    assert sessions == 6  # 20 steps; a stop is only asked for where no epoch ends
+    assert_same_run(folder, whole)
+
+
+def test_what_was_logged_after_the_checkpoint_is_taken_back(tmp_path: Path) -> None:
+    r = small(prune_ratio=0.5)
+    whole = RunFolder(tmp_path / "whole")
+    whole.open(r, resume=False)
+    trained(r, whole)
+    folder = RunFolder(tmp_path / "run")
+    folder.open(r, resume=False)
+    stops = iter([False] * 6 + [True])
+    training = Training(r, load(r), CPU, folder, show=False)
+    assert not training.run(lambda: next(stops))
+    with open(folder.metrics, "a") as file:  # killed between the line and the checkpoint
+        file.write('{"round": 9}\n')
+    trained(r, folder)
+    assert_same_run(folder, whole)
+
+
+def test_a_crash_while_saving_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save({"step": 1})
+
+    def half(state: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError("the cable is out")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(OSError, match="the cable is out"):
+        folder.save({"step": 2})
+    assert torch.load(folder.checkpoint, weights_only=True) == {"step": 1}
+
+
+def test_a_diverged_training_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    r = small(method="full", **{"optimizer.lr": 1e12, "length": 8})
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(FloatingPointError, match=r"diverged.*optimizer\.lr"):
+        session.train(r, load(r), CPU, folder, resume=False, command="test")
+    state = folder.load()
+    assert state is None or all(v.isfinite().all() for v in state["model"].values())
+
+
+# ----------------------------------------------------------------------- the folder
+
+
+def test_an_existing_run_is_never_overwritten_without_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["train", "tiny-cifar10", "--data", "synthetic", "--out", str(out), *SETTINGS]
+    assert main(arguments) == 0
+    before = {path: path.read_bytes() for path in out.glob("*") if path.is_file()}
+    assert main(arguments) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in out.glob("*") if path.is_file()} == before
+    assert main([*arguments, "--resume", "optimizer.lr=0.3"]) == 2
+    assert "optimizer" in capsys.readouterr().err
+    assert main([*arguments, "--resume"]) == 0  # finished already
+
+
+def test_somebody_elses_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    assert main(["train", "tiny-cifar10", "--data", "synthetic", "--out", str(tmp_path), "--resume"]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.txt"]
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.locked(), pytest.raises(ValueError, match="another process"), RunFolder(tmp_path).locked():
+        pass
+
+
+def test_the_config_of_a_run_repeats_it(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = ["--prune-ratio", "0.5", "--seed", "5", "--data", "synthetic"]
+    assert main(["train", "tiny-cifar10", *words, "--out", str(first), *SETTINGS]) == 0
+    assert main(["train", str(first / "config.yaml"), "--out", str(second)]) == 0
+    assert_same_run(RunFolder(first), RunFolder(second))
+
+
+def test_the_checkpoint_loads_with_weights_only_and_fits_the_model(tmp_path: Path) -> None:
+    r = small()
+    folder = RunFolder(tmp_path / "run")
+    folder.open(r, resume=False)
+    trained(r, folder)
+    state = torch.load(folder.checkpoint, weights_only=True)
+    nets.build(r.model.name, 10, r.model.options, None, 99).load_state_dict(state["model"])
+
+
+# ------------------------------------------------------------------------ mistakes
 
 
 def test_a_batch_that_leaves_segmentation_one_sample_is_refused_before_any_work() -> None:
@@ -206,12 +390,19 @@ def test_a_mistake_is_one_line_that_names_the_fix(
 # --------------------------------------------------------------------------------------------- several processes
 
 
-def _on_two_ranks(rank: int, folder: str, stop_after: int | None) -> tuple[list[dict[str, Any]], Tensor, int]:
+Outcome = tuple[list[dict[str, Any]], Tensor, int]
+
+
+def _on_two_ranks(rank: int, *jobs: tuple[str, int | None]) -> list[Outcome]:
+    """Trainings one after the other: the folder of each, and after how many steps it stops."""
+    return [_train_in(folder, stop_after) for folder, stop_after in jobs]
+
+
+def _train_in(folder: str, stop_after: int | None) -> Outcome:
     r = small(prune_ratio=0.5)
-    loaded = load(r)
-    training = Training(r, loaded, CPU, RunFolder(folder), show=False)
+    training = Training(r, load(r), CPU, RunFolder(folder), show=False)
     if stop_after is not None:
-        # A stop between rounds would be asked for on both ranks; here the process simply ends.
+        # A stop between rounds would be asked for on both ranks; here the training simply ends.
         steps = iter(range(10**6))
         original = training.train_step
 
@@ -235,7 +426,8 @@ def test_two_processes_agree_and_resume_to_the_same_bits(tmp_path: Path) -> None
     whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
     for folder in (whole, parts):
         folder.open(r, resume=False)
-    (metrics, w0, retained), (_, w1, _) = processes.run(2, _on_two_ranks, str(whole.path), None)
+    jobs = (str(whole.path), None), (str(parts.path), 12)
+    ((metrics, w0, retained), _), ((_, w1, _), _) = processes.run(2, _on_two_ranks, *jobs)
     assert torch.equal(w0, w1)
     assert retained == 2 * 5 * 16
     assert metrics[-1]["seen"] == 4 * 160
@@ -244,10 +436,9 @@ def test_two_processes_agree_and_resume_to_the_same_bits(tmp_path: Path) -> None
     assert state is not None
     alone.model.load_state_dict(state["model"])
     assert metrics[-1]["score"] == pytest.approx(alone.task.evaluate(alone.model, alone.data.test, CPU))
-    processes.run(2, _on_two_ranks, str(parts.path), 12)
-    resumed = processes.run(2, _on_two_ranks, str(parts.path), None)
-    assert torch.equal(resumed[0][1], w0)
-    assert without_times(resumed[0][0]) == without_times(metrics)
+    [(resumed, weights, _)], _ = processes.run(2, _on_two_ranks, (str(parts.path), None))
+    assert torch.equal(weights, w0)
+    assert without_times(resumed) == without_times(metrics)
 
 
 @pytest.mark.slow
