@@ -22,11 +22,11 @@ from halfway.lab.bench.measure import quartiles
 from halfway.lab.environment import environment
 from halfway.lab.files import write_json
 from halfway.lab.models import small as nets
+from halfway.lab.progress import Bar
 from halfway.lab.recipes import schema as recipe
 from halfway.lab.training.logs import Logs
 from halfway.lab.training.loop import Training
 from halfway.lab.training.order import BatchOrder
-from halfway.lab.progress import Bar
 from halfway.lab.training.run_folder import RunFolder
 
 RESULT = Path(__file__).parent / "results" / "loop.json"

@@ -439,7 +439,6 @@ def _scaled(length: int, factor: float) -> int:
     return max(1, round(length * factor)) if length else 0
 
 
-
 def _in_range(name: str, value: Any, fine: bool, words: str) -> None:
     if not fine:
         raise ValueError(f"{name} must be {words}, got {value}")

@@ -15,9 +15,9 @@ from ...selectors import Density
 from ...selectors.tools.channels import find_channel_dim
 from ..data import Data
 from ..models import small as nets
+from ..progress import Bar
 from ..recipes.schema import Recipe
 from ..training import tasks
-from ..progress import Bar
 
 SAMPLES = 2000
 _BATCH = 100

@@ -12,9 +12,9 @@ from torch import Tensor
 from .. import data
 from ..files import write_tensors
 from ..models import small as nets
+from ..progress import Bar
 from ..recipes.schema import Recipe
 from . import tasks
-from ..progress import Bar
 from .run_folder import RunFolder
 
 

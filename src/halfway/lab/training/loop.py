@@ -32,12 +32,12 @@ from ...modules import find_layer
 from ...seeds import seed_of
 from ..data import Data
 from ..models import small as nets
+from ..progress import Bar
 from ..recipes.schema import Recipe
 from . import optim, tasks
 from .logs import Logs
 from .order import BatchOrder
 from .place import place
-from ..progress import Bar
 from .retention import Retention
 from .run_folder import VERSION, RunFolder
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import IGNORE, TestSet
+from ..progress import Bar
 from ..recipes.schema import Recipe
 from .place import place
-from ..progress import Bar
 
 
 class Task:
