@@ -16,7 +16,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 # What to run, with few steps, and what it prints.
 RUNS: dict[str, tuple[list[str], list[str]]] = {
     "timm_loop.py": (
-        ["--epochs", "1", "--samples", "192"],
+        ["--model", "test_resnet", "--epochs", "1", "--samples", "192"],
         ["epoch 0: loss", "steps_replayed=2", "steps_recomputed=1"],
     ),
     "torchvision_reference.py": (

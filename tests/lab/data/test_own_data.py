@@ -88,7 +88,8 @@ def test_comparing_on_images_in_folders(flowers: Path, tmp_path: Path, capsys: p
     out = tmp_path / "compared"
     words = commands("halfway compare imagenet")
     words = replaced(words, data=str(flowers), out=str(out), epochs="3", seeds="0", ratios="0.5")
-    assert main([*words, "--rounds", "2", "data.size=[32, 32]", "batch_size=16", "data.workers=0"]) == 0
+    smaller = ["model.name=test_resnet", "data.size=[32, 32]", "batch_size=16", "data.workers=0", "log_every=3"]
+    assert main([*words, "--rounds", "2", *smaller]) == 0
     assert "pfb, p = 0.5" in capsys.readouterr().out
     assert main(["report", str(out), "--data", str(flowers)]) == 0
     assert (out / "report.html").exists()
