@@ -161,22 +161,39 @@ def test_a_run_stopped_after_any_step_ends_with_the_same_bits(method: str, tmp_p
     assert_same_run(parts, whole)
 
 
-def _on_two_ranks(rank: int, folder: str, method: str) -> tuple[list[dict[str, Any]], Tensor, Any]:
+Outcome = tuple[list[dict[str, Any]], Tensor, Any]
+TOGETHER = ["last_loss", "balanced_remembered", "infobatch", "selective_backprop"]
+
+
+def _on_two_ranks(rank: int, parent: str) -> dict[str, Outcome]:
+    return {method: _train_in(RunFolder(Path(parent) / method), method) for method in TOGETHER}
+
+
+def _train_in(folder: RunFolder, method: str) -> Outcome:
     r = small(method=method, prune_ratio=0.5)
-    training = Training(r, load(r), CPU, RunFolder(folder), show=False)
+    training = Training(r, load(r), CPU, folder, show=False)
     assert training.run()
     weights = torch.cat([p.detach().flatten() for p in training.model.parameters()])
     if training.sampler is not None:
-        return RunFolder(folder).read_metrics(), weights, training.sampler.state_dict()
+        return folder.read_metrics(), weights, training.sampler.state_dict()
     assert training.blocker is not None
-    return RunFolder(folder).read_metrics(), weights, training.blocker.selector.state_dict()
+    return folder.read_metrics(), weights, training.blocker.selector.state_dict()
 
 
-@pytest.mark.parametrize("method", ["last_loss", "balanced_remembered", "infobatch", "selective_backprop"])
-def test_two_processes_end_with_the_same_weights_and_the_same_memory(method: str, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.open(small(method=method, prune_ratio=0.5), resume=False)
-    (metrics, w0, state0), (_, w1, state1) = processes.run(2, _on_two_ranks, str(folder.path), method)
+@pytest.fixture(scope="module")
+def of_both_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome]]:
+    """What each rank ends with, by method; one pair of processes for all, since importing takes longest."""
+    parent = tmp_path_factory.mktemp("ranks")
+    for method in TOGETHER:
+        RunFolder(parent / method).open(small(method=method, prune_ratio=0.5), resume=False)
+    return processes.run(2, _on_two_ranks, str(parent))
+
+
+@pytest.mark.parametrize("method", TOGETHER)
+def test_two_processes_end_with_the_same_weights_and_the_same_memory(
+    method: str, of_both_ranks: list[dict[str, Outcome]]
+) -> None:
+    (metrics, w0, state0), (_, w1, state1) = (found[method] for found in of_both_ranks)
     assert torch.equal(w0, w1)
     assert metrics[-1]["seen"] == 4 * 160
     assert plain(state0) == plain(state1)
