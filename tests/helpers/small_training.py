@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,8 +84,3 @@ def assert_same_run(a: RunFolder, b: RunFolder) -> None:
         assert plain(mine[learned]) == plain(theirs[learned])
     assert torch.equal(mine["retention"]["retained"], theirs["retention"]["retained"])
     assert without_times(a.read_metrics()) == without_times(b.read_metrics())
-
-
-def command(out: Path, *words: str) -> list[str]:
-    arguments = ["train", "tiny-cifar10", "--data", "synthetic", "--prune-ratio", "0.5", "--out", str(out)]
-    return [sys.executable, "-m", "halfway", *arguments, *SETTINGS, *words]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
@@ -14,13 +17,15 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("torchvision")
 pytest.importorskip("yaml")
 
-from halfway.lab import report
+from halfway.lab import data, report
 from halfway.lab.cli import main
 from halfway.lab.comparison import table
 from halfway.lab.comparison.results import write as write_results
 from halfway.lab.comparison.verdict import headline
+from halfway.lab.recipes import schema as recipes
 from halfway.lab.report import page
 from halfway.lab.report import runs as report_runs
+from halfway.lab.training.run_folder import RunFolder
 from tests.helpers.reports import COMMAND, plain, tiny, write
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,44 +21,57 @@ from halfway.lab.models import small as nets
 from halfway.lab.training import session
 from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
-from tests.helpers.small_training import CPU, ENVIRONMENT, SETTINGS, assert_same_run, command, load, small, trained
+from tests.helpers.small_training import CPU, ENVIRONMENT, SETTINGS, assert_same_run, load, small, trained
 
 # ------------------------------------------------------------------------------------------------- interruptions
+
+
+# Evaluated at the end only, which an interrupted run does not reach: importing the metrics takes seconds.
+LENGTH = ("length=24", "window=[1, 22]", "evaluate_every=24")
+
+
+def words(out: Path, *more: str) -> list[str]:
+    """The arguments of a training in the folder, long enough to be interrupted."""
+    arguments = ["train", "tiny-cifar10", "--data", "synthetic", "--prune-ratio", "0.5", "--out", str(out)]
+    return [*arguments, *SETTINGS, *LENGTH, *more]
+
+
+def started(out: Path, **pipes: Any) -> subprocess.Popen[str]:
+    """It, in a process of its own that can be interrupted."""
+    command = [sys.executable, "-m", "halfway", *words(out)]
+    return subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL, text=True, **pipes)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     out = tmp_path_factory.mktemp("run") / "whole"
-    subprocess.run(command(out, "length=40", "window=[1, 38]"), check=True, env=ENVIRONMENT, capture_output=True)
+    assert main(words(out)) == 0
     return RunFolder(out)
 
 
-@pytest.mark.parametrize("lines", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 3)), 17])
+@pytest.mark.parametrize("lines", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 3)), 7])
 def test_a_run_killed_at_any_moment_resumes_to_the_same_bits(
     uninterrupted: RunFolder, tmp_path: Path, lines: int
 ) -> None:
     folder = RunFolder(tmp_path / "run")
-    words = ("length=40", "window=[1, 38]")
-    with subprocess.Popen(command(folder.path, *words), env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
+    with started(folder.path) as process:
         _wait_for(lambda: folder.environment.exists() and _lines(folder) >= lines, process)
         process.send_signal(signal.SIGKILL)
-    subprocess.run(command(folder.path, *words, "--resume"), check=True, env=ENVIRONMENT, capture_output=True)
+    assert process.wait() == -signal.SIGKILL
+    assert main(words(folder.path, "--resume")) == 0
     assert_same_run(folder, uninterrupted)
 
 
 def test_ctrl_c_leaves_a_resumable_run_and_says_how_to_go_on(uninterrupted: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    words = ("length=40", "window=[1, 38]")
-    with subprocess.Popen(
-        command(folder.path, *words), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with started(folder.path, stdout=subprocess.PIPE) as process:
         _wait_for(lambda: _lines(folder) >= 2, process)
         process.send_signal(signal.SIGINT)
         said = process.communicate()[0]
     assert process.returncode == 130
     assert "to go on: halfway train tiny-cifar10" in said
     assert said.rstrip().endswith("--resume")
-    subprocess.run(command(folder.path, *words, "--resume"), check=True, env=ENVIRONMENT, capture_output=True)
+    assert main(words(folder.path, "--resume")) == 0
     assert_same_run(folder, uninterrupted)
 
 

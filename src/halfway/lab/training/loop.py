@@ -37,7 +37,7 @@ from ..recipes.schema import Recipe
 from . import optim, tasks
 from .logs import Logs
 from .order import BatchOrder
-from .place import place
+from .rank import rank_and_size
 from .retention import Retention
 from .run_folder import VERSION, RunFolder
 

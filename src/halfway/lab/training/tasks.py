@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data import IGNORE, TestSet
 from ..progress import Bar
 from ..recipes.schema import Recipe
-from .place import place
+from .rank import rank_and_size
 
 
 class Task:
