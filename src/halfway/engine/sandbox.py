@@ -167,8 +167,8 @@ class Pass(TorchDispatchMode):
         found: list[Any] = []
         for a in args:
             kind = type(a)
-            if kind is nn.Parameter and id(a) in owned:
-                found.append(id(a))
+            if kind is nn.Parameter and (identity := id(a)) in owned:
+                found.append(identity)
             elif kind in PLAIN:
                 where = a.untyped_storage()._cdata
                 if where in owned:
