@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ..comparison.trials import Trial
@@ -16,9 +16,12 @@ from the same weights and see the same batches, so that differences are paired. 
 command goes on after an interruption, and more seeds or ratios can be added later.
 
   score      after the last epoch (no epoch is picked): mean ± standard error over seeds (n)
-  vs full    difference to full data, paired by seed, with its 95 % t interval
+  vs full    difference to full data, paired by seed, with its 95 % t interval from the residual of method + seed,
+             pooled over all methods
   vs random  the same against random pruning at the same ratio and, where such runs exist, at the same cost (FLOPs of
              the run within 1 %)
+  vs random, no window; vs shorter; vs rs2; equivalent cost
+             against the controls, see below
   pruned     effective ratio: of the samples in pruned steps / of all samples of the run
   FLOPs      relative to full data: of a pruned step / of the run
   wall       of a pruned step relative to a full one: median [quartiles] of --rounds steps of all methods in turn
@@ -26,9 +29,22 @@ command goes on after an interruption, and more seeds or ratios can be added lat
 What counts is what a method really prunes and costs: InfoBatch at p = 0.3 prunes about 0.15, and a method that looks at
 losses pays the forward pass of all samples. --equal ratio makes every method prune p; --equal flops gives every method
 the ratio at which a pruned step costs what PFB's costs at p; --random-at-equal-cost adds random pruning at the ratios
-at which it costs what each of the others does, and --fewer-epochs full data for as many epochs as cost the same.
+at which it costs what each of the others does.
 
---over sweeps any setting of the recipe or the method; given several times, all combinations.
+Random pruning in the recipe's window is a weak rival. The controls know no window and cost 1 - p at their ratio p:
+  random_even    the same cost spread evenly: random pruning in all epochs
+  shorter        full data for fewer optimizer steps, down to part of an epoch; the learning rate ends where it should
+  smaller_batch  as many steps as full data, on batches as small as random pruning makes them, drawn without
+                 replacement through the data; smaller_batch_scaled also scales the learning rate
+Among --methods each is trained at the cost of random pruning at p. --controls 0.5,0.7,0.85 trains random_even and
+shorter at these costs, and `auto` chooses costs from the cheapest method up to full data: with three points or more
+(full data are one) they are curves, interpolated in log cost, that every method is compared with at its own cost. The
+equivalent cost is the cost at which random pruning reaches the method's score, with its bootstrap interval.
+A method is better only if it is better than random_even and than shorter, worse if it is worse than either, else not
+told apart. Methods that decide before the epoch take fewer steps and are judged beside rs2 instead of random_even.
+
+--over sweeps any setting of the recipe or the method; given several times, all combinations. --over
+selection_seed=null,1 repeats every method with another draw and the same weights and batches (A/A).
 """
 _EPILOG = """\
 examples:
@@ -37,7 +53,9 @@ examples:
   halfway compare tiny-cifar100 --methods pfb --over density.noise=0.0001,0.01,1
   halfway compare tiny-cifar10 --methods full,pfb --over cut=relu,layer1,layer2,layer3
   halfway compare tiny-cifar10 --methods full,random,infobatch,divbs,pfb --equal flops
-  halfway compare tiny-cifar10 --methods all --random-at-equal-cost --fewer-epochs
+  halfway compare tiny-cifar10 --methods all --random-at-equal-cost --controls auto
+  halfway compare tiny-cifar10 --methods full,random,random_even,shorter,smaller_batch,smaller_batch_scaled
+  halfway compare tiny-cifar10 --methods random --over selection_seed=null,1
 """
 
 
@@ -68,7 +86,12 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--random-at-equal-cost", action="store_true", help="also random pruning for the price of each other method"
     )
-    parser.add_argument("--fewer-epochs", action="store_true", help="also full data for the price of each other method")
+    parser.add_argument(
+        "--controls",
+        metavar="C,...",
+        help="also random_even and shorter at these costs relative to full data; `auto`: from the cheapest method up",
+    )
+    parser.add_argument("--fewer-epochs", action=_Replaced, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true", help="train nothing, tabulate the finished runs")
     parser.add_argument("--out", metavar="DIR", help="folder of the comparison (default: runs/compare-RECIPE)")
     parser.add_argument(
@@ -99,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         over,
         arguments.equal,
         arguments.random_at_equal_cost,
-        arguments.fewer_epochs,
+        _costs(arguments.controls),
     )
     folder = Path(arguments.out or f"runs/compare-{recipe.name}")
     if arguments.download and not arguments.table:
@@ -120,6 +143,8 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
     """
     from ..comparison import results, table
     from ..comparison import run as comparison
+    from ..comparison.results import rivals
+    from ..comparison.verdict import judged
     from ..files import DiskFullError, write_whole
     from ..training import session
 
@@ -146,10 +171,28 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
         timing = comparison.timing(plan, folder, device, rounds, found)
     rows = results.summarise(found, timing["steps"])
     print(f"\n{table.text(rows)}")
+    if unjudged := [row.group.label for row in rows if rivals(row.group.method) and judged(row) is None]:
+        print(f"\nNot judged, for want of random_even and shorter at that cost: {'; '.join(unjudged)}. --controls auto")
     run = next(iter(next(iter(found.values())).values()))
     write_whole(folder / "table.md", table.markdown(rows, command, run.recipe, run.sessions[-1], timing))
     results.write(folder, rows, command, found, timing)
     return 0
+
+
+class _Replaced(argparse.Action):
+    """An option that older commands have."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(nargs=0, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error("--fewer-epochs is now --controls auto, which counts steps instead of epochs")
+
+
+def _costs(text: str | None) -> list[float] | Literal["auto"]:
+    if text is None:
+        return []
+    return "auto" if text == "auto" else _list(text, "--controls", float)
 
 
 def _words(text: Any) -> list[str]:

@@ -8,10 +8,11 @@ from typing import Any
 
 _HELP = """\
 Trains a small ResNet on 1,200 real handwritten digits (they ship with scikit-learn; nothing is downloaded) on all data,
-with random pruning, with PFB (Partial Forward Blocking), and on all data for fewer epochs at the same cost. At each
-seed all of them start from the same weights and see the same batches, so that only the pruning differs.
+with random pruning, with PFB (Partial Forward Blocking), and, for what PFB costs, with random pruning in all epochs and
+on all data for fewer steps. At each seed all of them start from the same weights and see the same batches, so that only
+the pruning differs.
 
-It is `halfway compare digits --fewer-epochs`, then `halfway report`: the table is printed, and a page to look at is
+It is `halfway compare digits --controls COST`, then `halfway report`: the table is printed, and a page to look at is
 written. The columns are those of `halfway compare --help`. Finished runs are not repeated: the same command goes on
 after an interruption."""
 
@@ -47,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..comparison.verdict import headline, reading
     from ..files import write_whole
     from ..recipes import schema as recipes
+    from ..recipes.predicted_cost import predicted_cost
     from ..training import session
     from .compare import carry_out
 
@@ -64,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {arguments.out} is a file; choose another folder")
     seeds = range(arguments.seeds)
-    plan = trials.plan(recipe, ["full", "random", "pfb"], [ratio], seeds, {}, fewer_epochs=True)
+    cost = predicted_cost(recipe.with_settings({"method": "pfb", "prune_ratio": ratio})).run
+    plan = trials.plan(recipe, ["full", "random", "pfb"], [ratio], seeds, {}, controls=[cost])
     print(f"{recipe.title}: {len(plan)} runs of up to {recipe.length} epochs")
     code = carry_out(plan, out, rounds=15, command=session.command_line())
     if code:

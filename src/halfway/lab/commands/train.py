@@ -20,11 +20,15 @@ command with --resume goes on and ends with bit-identical weights.
 Every setting can be changed: `optimizer.lr=0.05 batch_size=64 density.noise=0.1 cut=layer2`.
 
 methods, by what runs on a pruned sample:
-  nothing              random, rotate, last_loss, last_loss_hard, balanced_remembered
+  nothing              random, random_even (in all epochs), rotate, last_loss, last_loss_hard, balanced_remembered
   nothing, not loaded  infobatch, infobatch_dagger, ucb, epsilon_greedy, dyn_unc, rs2, random_subset
   the shallow layers   pfb, density_public, balanced
   the forward pass     loss, loss_rank, selective_backprop, grad_norm, divbs, rho, uncertainty
-  everything           full
+  everything           full, shorter (1 - p of the steps), smaller_batch, smaller_batch_scaled (batches of 1 - p of the
+                       size, with the learning rate as it is and scaled by 1 - p)
+
+random_even, shorter and smaller_batch are controls: no window, a cost of 1 - p. selection_seed=1 draws anew what is
+pruned and leaves weights and batches as they are.
 """
 _EPILOG = """\
 examples:
@@ -146,9 +150,9 @@ def run(arguments: argparse.Namespace) -> int:
             losses.save(recipe, folder, device, Path(arguments.save_losses))
             print(f"losses of the training images: {arguments.save_losses}")
     result = RunResult.read(folder.path)
-    step, whole = result.flops
     print(
-        f"{result.score:.2f} % {recipe.score_name}; FLOPs {step:.3f} of full training per pruned step, {whole:.3f} per "
+        f"{result.score:.2f} % {recipe.score_name}; FLOPs {result.flops[0]:.3f} of full training per pruned step, "
+        f"{result.cost:.3f} per "
         f"run; {result.seconds:.0f} s of training, {result.waited:.1%} of it waiting for data"
     )
     return 0
@@ -165,7 +169,9 @@ def _what(recipe: Recipe) -> str:
     length = f"{recipe.length:,} {recipe.unit}s of batches of {recipe.batch_size}"
     if not recipe.prunes:
         return f"full data, {length}"
-    start, stop = recipe.window
+    if recipe.pruning is None:
+        return f"{recipe.method}, {1 - recipe.prune_ratio:.1%} of the samples of {length}"
+    start, stop = recipe.schedule.start, recipe.schedule.stop
     where = f" at {recipe.cut}" if recipe.pruning is not None and recipe.pruning.needs == "features" else ""
     window = f"{recipe.unit}s {start}-{recipe.length if stop is None else stop}"
     return f"{recipe.method}{where}, p = {recipe.prune_ratio:g} in {window}, {length}"

@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..files import write_json
 from ..recipes import schema as recipes
-from ..recipes.methods import resolve
+from ..recipes.methods import CONTROLS, FULL, METHODS, SHORTER, resolve
 from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
-from .paired import Difference, difference, standard_error
-from .trials import Group, Trial
+from .curves import SAME_COST, Point, Standing, standing
+from .paired import Difference, Residual, difference, residual, standard_error
+from .trials import CURVES, Group, Trial
 
 FILE = "results.json"
-# Runs whose FLOPs differ by less than this, relative to full data, count as equal in cost: batches prune whole samples.
-SAME_COST = 0.01
+# Random pruning per epoch: what methods that decide before the epoch, and take fewer steps, are judged beside.
+PER_EPOCH = "rs2"
 Results = Mapping[Group, Mapping[int, RunResult]]
 
 
@@ -37,10 +38,11 @@ class Row:
     minus_random_at_cost: paired difference to random pruning at the ratio where its run costs the same.
     effective_ratio: (in pruned steps, in the run).
     flops: (of a pruned step, of the run), relative to full data for as many epochs.
-    cost: FLOPs of the run relative to full data for all epochs of the recipe: less than `flops` where a group trains
-        for fewer epochs.
+    cost: FLOPs of the run relative to full data for all epochs of the recipe: less than `flops` where a group takes
+        fewer steps.
     seconds: of training, the mean.
     wall: median and quartiles of a pruned step, if measured.
+    controls: by control, where the group stands beside it at the same cost.
     """
 
     group: Group
@@ -55,6 +57,7 @@ class Row:
     cost: float
     seconds: float
     wall: dict[str, float] | None
+    controls: dict[str, Standing] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ def summarise(results: Results, timing: Mapping[str, Any]) -> list[Row]:
     """One row per group that has a finished run."""
     scores = {group: {seed: run.score for seed, run in runs.items()} for group, runs in results.items()}
     costs = _costs(results)
-    return [_row(group, runs, scores, costs, timing.get(group.label)) for group, runs in results.items()]
+    pooled = residual(scores, {group: group.rival_full for group in scores})
+    return [_row(group, runs, scores, costs, pooled, timing.get(group.label)) for group, runs in results.items()]
 
 
 def _row(
@@ -94,12 +98,13 @@ def _row(
     runs: Mapping[int, RunResult],
     scores: dict[Group, dict[int, float]],
     costs: dict[Group, float],
+    pooled: Residual | None,
     wall: Any,
 ) -> Row:
     mine = scores[group]
 
     def minus(rival: Group) -> Difference | None:
-        return difference(mine, scores[rival]) if rival != group and rival in scores else None
+        return difference(mine, scores[rival], pooled) if rival != group and rival in scores else None
 
     return Row(
         group=group,
@@ -107,14 +112,40 @@ def _row(
         mean=statistics.fmean(mine.values()),
         error=standard_error(list(mine.values())),
         minus_full=minus(group.rival_full),
-        minus_random=minus(group.rival("random")) if group.ratio is not None else None,
+        # At a control's ratio random pruning costs more: it prunes in its window only.
+        minus_random=minus(group.rival("random")) if group.method not in (FULL, *CONTROLS) else None,
         minus_random_at_cost=minus(_random_at_cost(group, costs)) if group.ratio is not None else None,
         effective_ratio=_mean_pair([run.effective_ratio for run in runs.values()]),
         flops=_mean_pair([run.flops for run in runs.values()]),
         cost=costs[group],
         seconds=statistics.fmean(run.seconds for run in runs.values()),
         wall=wall,
+        controls=_controls(group, scores, costs, pooled),
     )
+
+
+def rivals(method: str) -> tuple[str, ...]:
+    """The controls that a method must beat: random pruning without window and a shorter training. A method that decides
+    before the epoch takes fewer steps than random pruning per batch, so that random pruning per epoch is its rival."""
+    if method in (FULL, *CONTROLS):
+        return ()
+    before_epoch = METHODS[method].before_epoch and method != PER_EPOCH
+    return tuple(PER_EPOCH if before_epoch and name != SHORTER else name for name in CURVES)
+
+
+def _controls(
+    group: Group, scores: dict[Group, dict[int, float]], costs: dict[Group, float], pooled: Residual | None
+) -> dict[str, Standing]:
+    found = {}
+    for name in rivals(group.method):
+        # Full data are the upper end of every curve, but no control by themselves.
+        settings = group.rival(name).settings
+        groups = [g for g in scores if g.method == name and g.settings == settings]
+        ends = [g for g in scores if g == group.rival_full]
+        points = [Point(costs[g], scores[g]) for g in (*groups, *ends)] if groups else []
+        if (mine := standing(costs[group], scores[group], points, pooled)) is not None:
+            found[name] = mine
+    return found
 
 
 def _costs(results: Results) -> dict[Group, float]:
@@ -124,10 +155,11 @@ def _costs(results: Results) -> dict[Group, float]:
         return {g: statistics.fmean(run.metrics[-1][key] for run in runs.values()) for g, runs in results.items()}
 
     spent, seen = mean("spent"), mean("seen")
+    planned = {g: max(run.full_samples for run in runs.values()) for g, runs in results.items()}
 
     def reference(group: Group) -> float:
         """Samples that full data for all epochs takes at the group's settings."""
-        return max(seen[other] for other in seen if _but_length(other) == _but_length(group))
+        return max(max(seen[g], planned[g]) for g in seen if _but_length(g) == _but_length(group))
 
     return {group: spent[group] / reference(group) for group in results}
 
@@ -224,7 +256,13 @@ def _read_row(row: Mapping[str, Any]) -> Row:
         cost=row.get("cost", row["flops"][1]),  # 0.1.0 had no groups of fewer epochs
         seconds=row["seconds"],
         wall=row["wall"],
+        controls={name: _read_standing(entry) for name, entry in row.get("controls", {}).items()},
     )
+
+
+def _read_standing(entry: Mapping[str, Any]) -> Standing:
+    ranges = {key: None if value is None else tuple(value) for key, value in entry.items() if key != "difference"}
+    return Standing(Difference(**entry["difference"]), **ranges)
 
 
 def _group(entry: Mapping[str, Any]) -> Group:

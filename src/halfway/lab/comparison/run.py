@@ -24,7 +24,7 @@ from ..bench.measure import Clock, interleaved, quartiles
 from ..data import Data
 from ..environment import environment
 from ..files import write_json
-from ..recipes.methods import FULL
+from ..recipes.methods import FULL, SHORTER
 from ..recipes.schema import Recipe
 from ..training import loop as training
 from ..training import session
@@ -95,13 +95,12 @@ def time_steps(
     for group in groups:
         families.setdefault(group.rival_full, []).append(group)
     for full, members in families.items():
-        if members == [full] and len(families) > 1:  # full data for fewer epochs: the same steps, and fewer of them
-            timings[full.label] = {"median": 1.0, "q1": 1.0, "q3": 1.0, "rounds": rounds}
-            continue
+        shorter = [group for group in members if group.method == SHORTER]  # the same steps, and fewer of them
+        timings.update({group.label: {"median": 1.0, "q1": 1.0, "q3": 1.0, "rounds": rounds} for group in shorter})
         recipe = recipes[members[0]].with_settings({"method": FULL})
         steps = {"full": _stepper(recipe, load(recipe), device)}
         for group in members:
-            if group != full:
+            if group != full and group not in shorter:
                 steps[group.label] = _stepper(recipes[group], load(recipes[group]), device)
         for step in steps.values():
             for _ in range(WARM_UP):

@@ -10,6 +10,7 @@ from ..recipes.schema import Recipe
 from .results import Row
 from .verdict import reading
 
+_CONTROLS = (("vs random, no window", "random_even"), ("vs shorter", "shorter"), ("vs rs2", "rs2"))
 COLUMNS = (
     "method",
     "score",
@@ -17,6 +18,8 @@ COLUMNS = (
     "vs full",
     "vs random",
     "vs random, same cost",
+    *(title for title, _ in _CONTROLS),
+    "equivalent cost",
     "pruned, step / run",
     "FLOPs, step / run",
     "wall, step",
@@ -31,15 +34,30 @@ def cells(row: Row) -> list[str]:
         f"{row.mean:.2f}" + ("" if row.error is None else f" ± {row.error:.2f}"),
         str(len(row.scores)),
         *("" if d is None else str(d) for d in (row.minus_full, row.minus_random, row.minus_random_at_cost)),
+        *(str(row.controls[name].difference) if name in row.controls else "" for _, name in _CONTROLS),
+        _equivalent(row),
         f"{row.effective_ratio[0]:.3f} / {row.effective_ratio[1]:.3f}",
         f"{row.flops[0]:.3f} / {row.cost:.3f}",
         "" if wall is None else f"{wall['median']:.2f} [{wall['q1']:.2f}, {wall['q3']:.2f}]",
     ]
 
 
+def _equivalent(row: Row) -> str:
+    """Of the control without window: random pruning, per batch or per epoch."""
+    return next((s.equivalent for name, s in row.controls.items() if name != "shorter" and s.equivalent), "")
+
+
+def _filled(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells, without columns about controls that no row has."""
+    every = [cells(row) for row in rows]
+    about = {"equivalent cost", *(title for title, _ in _CONTROLS)}
+    shown = [i for i, title in enumerate(COLUMNS) if title not in about or any(line[i] for line in every)]
+    return [COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in every]
+
+
 def text(rows: Sequence[Row]) -> str:
     """The table for a terminal."""
-    return tables.columns(list(COLUMNS), [cells(row) for row in rows])
+    return tables.columns(*_filled(rows))
 
 
 def markdown(
@@ -55,7 +73,7 @@ def markdown(
             "",
             f"`{command}`",
             "",
-            tables.markdown(COLUMNS, map(cells, rows)),
+            tables.markdown(*_filled(rows)),
             "",
             *(f"- {sentence}" for sentence in reading(rows)),
             "",
@@ -77,9 +95,19 @@ def notes(rows: Sequence[Row], recipe: Recipe, session: Mapping[str, Any], timin
         if timing["steps"]
         else ""
     )
+    df = {d.df for row in rows for d in (row.minus_full, row.minus_random) if d is not None and d.df is not None}
+    pooled = f" from the residual of method + seed, pooled over all rows ({max(df)} degrees of freedom)" if df else ""
+    curves = (
+        "Random without window, shorter and rs2: the control at the row's own cost, interpolated in log cost between "
+        "its runs and full data; equivalent cost: where random reaches the row's score, with the 95 % bootstrap "
+        "interval over seeds. "
+        if any(row.controls for row in rows)
+        else ""
+    )
     return (
         f"Score: {recipe.score_name} on the test images, %, after the last {recipe.unit}, mean ± standard error over "
-        f"seeds ({', '.join(map(str, seeds))}); differences are paired by seed, with their 95 % t interval. Pruned and "
-        f"FLOPs: in the steps that prune / in the whole run. {timed}{session['data']}. {session['date']}, "
-        f"{machine['cpu']}, {machine['cores']} cores, {session['threads']} thread(s) per run; {versions}."
+        f"seeds ({', '.join(map(str, seeds))}); differences are paired by seed, with their 95 % t interval{pooled}. "
+        f"{curves}Pruned and FLOPs: in the steps that prune / in the whole run. {timed}{session['data']}. "
+        f"{session['date']}, {machine['cpu']}, {machine['cores']} cores, {session['threads']} thread(s) per run; "
+        f"{versions}."
     )

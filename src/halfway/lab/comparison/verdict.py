@@ -1,25 +1,37 @@
 """What may be said about a comparison. Only this module uses words for better and worse.
 
-- *better*, *worse*: the 95 % interval of the paired difference leaves out zero.
+- *better*, *worse* than a rival: the 95 % interval of the paired difference leaves out zero.
 - *not told apart*: it holds zero, or there is no interval (a single seed, no spread). That says nothing about how near
   the two are: a claim that they do equally well would need a margin stated beforehand and an interval inside it.
+- A method as a whole is *better* only if it is better than random pruning without a window *and* than full data for
+  fewer steps, each at the method's own cost; *worse* if it is worse than either; else *not told apart*. Random pruning
+  in the paper's window is a weak rival: the same cost spread evenly does better. Methods that decide before the epoch
+  take fewer steps, and are judged beside `rs2`, which draws at random before the epoch.
 
 The table, the report and the demo print these sentences and no others, so they cannot contradict each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from ..recipes.methods import CONTROLS
 from .paired import Difference
-from .results import Row
+from .results import Row, rivals
 from .trials import Group
 
 Verdict = Literal["better", "worse", "not told apart"]
 VERDICTS: tuple[Verdict, ...] = ("better", "worse", "not told apart")
 PFB = "pfb"
-NAMES = {"full": "full data", "random": "random pruning", PFB: "PFB"}
+NAMES = {
+    "full": "full data",
+    "random": "random pruning",
+    "random_even": "random pruning without window",
+    "shorter": "full data for fewer steps",
+    "rs2": "random pruning per epoch",
+    PFB: "PFB",
+}
 # More rows of one method than this are counted, not listed.
 FEW = 6
 
@@ -29,6 +41,17 @@ def verdict(d: Difference) -> Verdict:
     if d.low is None or d.high is None or d.low <= 0 <= d.high:
         return "not told apart"
     return "better" if d.mean > 0 else "worse"
+
+
+def judged(row: Row) -> Verdict | None:
+    """The word for a method as a whole; None unless all of its controls were trained at its cost."""
+    needed = rivals(row.group.method)
+    if not needed or any(rival not in row.controls for rival in needed):
+        return None
+    words = [verdict(row.controls[rival].difference) for rival in needed]
+    if "worse" in words:
+        return "worse"
+    return "better" if set(words) == {"better"} else "not told apart"
 
 
 def against(d: Difference, rival: str) -> str:
@@ -53,8 +76,11 @@ def at(group: Group) -> str:
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The result in one sentence: PFB against random pruning; against full data, if there is no random pruning."""
+    """The result in one sentence: PFB against its controls; if there are none, against random pruning; if there is
+    none, against full data."""
     pfb = [row for row in rows if row.group.method == PFB]
+    if found_controls := [row for row in pfb if judged(row) is not None]:
+        return _first_up(_of_controls(found_controls))
     for rival, pairs in (
         ("random", [(row.group, row.minus_random) for row in pfb]),
         ("full", [(row.group, row.minus_full) for row in pfb]),
@@ -67,6 +93,31 @@ def headline(rows: Sequence[Row]) -> str:
             return _first_up(_in_one_sentence(mine, name(rival), found))
     row = rows[0]
     return f"{_first_up(name(row.group.method))}{at(row.group)}: {row.mean:.2f} % (n = {len(row.scores)})"
+
+
+def _of_controls(rows: Sequence[Row]) -> str:
+    rival = " and ".join(map(name, rivals(PFB)))
+    if len(rows) > 4 or any(row.group.settings for row in rows):
+        counts = {word: sum(judged(row) == word for row in rows) for word in VERDICTS}
+        return f"PFB against {rival} at the same cost: {_counts(counts)}"
+    clauses = []
+    for word in VERDICTS:
+        found = [row for row in rows if judged(row) == word]
+        if not found:
+            continue
+        # Of the rivals that decide: those that beat it, or those that it does not beat, or all.
+        deciding = [
+            (key, [row.controls[key].difference for row in found])
+            for key in rivals(PFB)
+            if any(verdict(row.controls[key].difference) == word for row in found)
+        ]
+        if word == "not told apart":
+            seeds = _seeds([d for _, differences in deciding for d in differences])
+            told = f"not told apart from {' and '.join(name(key) for key, _ in deciding)} by {seeds}"
+        else:
+            told = f"{word} " + " and ".join(f"than {name(key)} by {_points(ds)}" for key, ds in deciding)
+        clauses.append(f"at {_ratios([row.group for row in found])} PFB was {told}")
+    return "; ".join(clauses) + ", each at the same cost"
 
 
 def _in_one_sentence(mine: str, rival: str, pairs: Sequence[tuple[Group, Difference]]) -> str:
@@ -87,21 +138,46 @@ def _in_one_sentence(mine: str, rival: str, pairs: Sequence[tuple[Group, Differe
 
 def _counted(differences: Sequence[Difference]) -> str:
     """How many of many comparisons went which way."""
-    counts = {word: sum(verdict(d) == word for d in differences) for word in VERDICTS}
-    found = [word for word in VERDICTS if counts[word]]
+    return _counts({word: sum(verdict(d) == word for d in differences) for word in VERDICTS})
+
+
+def _counts(counts: Mapping[Verdict, int]) -> str:
+    found, total = [word for word in VERDICTS if counts[word]], sum(counts.values())
     if len(found) == 1:
-        return f"{found[0]} in all {len(differences)} settings"
-    return f"of {len(differences)} settings " + ", ".join(f"{word} in {counts[word]}" for word in found)
+        return f"{found[0]} in all {total} settings"
+    return f"of {total} settings " + ", ".join(f"{word} in {counts[word]}" for word in found)
 
 
 # --------------------------------------------------------------------- reading
 
 
 def reading(rows: Sequence[Row]) -> list[str]:
-    """What the table says, in sentences: about PFB, about the other methods, about costs."""
+    """What the table says, in sentences: about methods beside their controls, about PFB, about the other methods, about
+    costs."""
     pfb = [row for row in rows if row.group.method == PFB]
-    others = [row for row in rows if row.group.method not in ("full", "random", PFB)]
-    return [*_about_pfb(pfb), *_about_others(others), *_about_costs(rows, pfb)]
+    others = [row for row in rows if row.group.method not in ("full", "random", PFB, *CONTROLS)]
+    return [*_about_controls(rows), *_about_pfb(pfb), *_about_others(others), *_about_costs(rows, pfb)]
+
+
+def _about_controls(rows: Sequence[Row]) -> list[str]:
+    """The word for every method that has controls at its cost, and what it rests on."""
+    found = [(row, word) for row in rows if (word := judged(row)) is not None]
+    if len(found) <= FEW:
+        return [f"{row.group.label}: {word}. {_first_up(_beside(row))}." for row, word in found]
+    better, worse = ("; ".join(row.group.label for row, w in found if w == word) or "none" for word in VERDICTS[:2])
+    return [
+        f"Of {len(found)} rows, beside random pruning without window (per epoch for methods that decide before it) and "
+        f"full data for fewer steps, both at the same cost: better {better}. Worse {worse}. The others are not told "
+        "apart."
+    ]
+
+
+def _beside(row: Row) -> str:
+    parts = []
+    for key, standing in row.controls.items():
+        equal = f", reached at cost {standing.equivalent}" if standing.equivalent else ""
+        parts.append(f"{against(standing.difference, name(key))}{equal}")
+    return "; ".join(parts)
 
 
 def _about_pfb(rows: Sequence[Row]) -> list[str]:

@@ -1,7 +1,13 @@
-"""The methods a recipe can train with: full data, every selector and sampler by its name, and named variants of them.
+"""The methods a recipe can train with: full data, every selector and sampler by its name, named variants, and controls.
 
 A method decides within the batch (a selector, in the blocker) or before the epoch (a sampler). Its settings are a
 section of the recipe with the implementation's name: `density.noise=0.1`, `infobatch.threshold=0.95`.
+
+Controls spend the same on no choice at all. At a ratio p each costs 1 - p of full data, whatever the recipe's window:
+
+    random_even            random pruning of p of every batch, from the first step to the last
+    shorter                full data for 1 - p of the steps, see `controls`
+    smaller_batch          all steps, with batches of 1 - p of the size; also with the learning rate scaled down
 """
 
 from __future__ import annotations
@@ -27,10 +33,12 @@ class Method:
 
     implementation: the name of a selector or sampler.
     preset: the settings that make this method a variant of it.
+    even: it prunes from the first step to the last, whatever the window says.
     """
 
     implementation: str
     preset: Mapping[str, Any] = field(default_factory=dict)
+    even: bool = False
 
     @property
     def before_epoch(self) -> bool:
@@ -56,7 +64,12 @@ class Method:
 VARIANTS = {
     "pfb": Method("density"),
     "infobatch_dagger": Method("infobatch", {"threshold": 0.95}),
+    "random_even": Method("random", even=True),
 }
+# Controls that train on every sample of a batch: no selector and no sampler.
+SHORTER, SMALLER_BATCH, SMALLER_BATCH_SCALED = "shorter", "smaller_batch", "smaller_batch_scaled"
+WHOLE_BATCHES = (SHORTER, SMALLER_BATCH, SMALLER_BATCH_SCALED)
+CONTROLS = ("random_even", *WHOLE_BATCHES)
 # Other names of a method. `resolve` and `find` translate them, so nothing else sees them.
 ALIASES = {"density": "pfb"}
 METHODS: dict[str, Method] = {
@@ -68,7 +81,7 @@ IMPLEMENTATIONS = (*SELECTORS, *SAMPLERS)
 
 def names() -> list[str]:
     """All methods, full data first, the paper's by its own name."""
-    return [FULL, *METHODS]
+    return [FULL, *METHODS, *WHOLE_BATCHES]
 
 
 def comparable() -> list[str]:
@@ -79,13 +92,13 @@ def comparable() -> list[str]:
 def resolve(name: str) -> str:
     """The main name of a method, given any of its names; `full` is one. Unknown names are errors."""
     name = ALIASES.get(name, name)
-    if name != FULL and name not in METHODS:
+    if name not in (FULL, *WHOLE_BATCHES) and name not in METHODS:
         raise ValueError(f"unknown method {name!r}; {did_you_mean(name, names())}")
     return name
 
 
 def find(name: str) -> Method:
-    """A method by its name or an alias."""
+    """A selector or sampler as a method, by its name or an alias."""
     return METHODS[resolve(name)]
 
 

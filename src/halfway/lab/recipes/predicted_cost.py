@@ -38,7 +38,7 @@ def fitted(recipe: Recipe, equal: Equal | None) -> dict[str, Any]:
     InfoBatch prunes only a share of its candidates, so its threshold is matched to the ratio; if the variant fixes the
     threshold, the ratio is raised.
     """
-    if equal is None or not recipe.prunes:
+    if equal is None or recipe.pruning is None:
         return {}
     ratio = recipe.prune_ratio
     if equal == "flops":
@@ -53,6 +53,11 @@ def fitted(recipe: Recipe, equal: Equal | None) -> dict[str, Any]:
     if ratio >= 1:
         raise ValueError(f"{recipe.method} cannot prune so much: only {method.preset['threshold']:.0%} are candidates")
     return {"prune_ratio": ratio}
+
+
+def control_ratio(recipe: Recipe) -> float:
+    """The ratio at which a control, which knows no window, costs what the recipe's run does."""
+    return round(1 - predicted_cost(recipe).run, 4)
 
 
 def random_ratio(recipe: Recipe) -> float:

@@ -21,7 +21,7 @@ from ...selectors import Selector
 from ...selectors.earlier import sections_today
 from ..data.settings import DataSettings
 from . import methods as known_methods
-from .methods import FULL, IMPLEMENTATIONS, Method
+from .methods import FULL, IMPLEMENTATIONS, WHOLE_BATCHES, Method
 
 FOLDER = Path(__file__).parent
 # Settings in which the runs of a comparison differ.
@@ -100,6 +100,9 @@ class Recipe:
     cut: the layer PFB blocks at.
     window: prune in [start, stop); a stop of None is the end of the run.
     method: one of `methods.names`.
+    seed: of weights, batches and augmentation.
+    selection_seed: of what the method draws; None: `seed`. Two runs that differ in it alone show how much of a score is
+        the luck of the draw.
     methods: settings by method; in files and on the command line each is a section, like `density: {noise: 0.1}`.
     auxiliary_weight: of the auxiliary head's loss.
     precision: "amp" is float16 with a gradient scaler on CUDA and bfloat16 elsewhere.
@@ -124,6 +127,7 @@ class Recipe:
     method: str = "pfb"
     prune_ratio: float = 0.3
     seed: int = 0
+    selection_seed: int | None = None
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     label_smoothing: float = 0.0
     clip_norm: float | None = None
@@ -155,13 +159,13 @@ class Recipe:
 
     @property
     def prunes(self) -> bool:
-        """Whether anything is pruned; if not, the plain loop runs."""
+        """Whether the run costs less than full data."""
         return self.method != FULL and self.prune_ratio > 0
 
     @property
     def pruning(self) -> Method | None:
-        """The method; None if nothing is pruned."""
-        return known_methods.find(self.method) if self.prunes else None
+        """The selector or sampler; None if every sample of a batch is trained on, and the plain loop runs."""
+        return known_methods.find(self.method) if self.prunes and self.method not in WHOLE_BATCHES else None
 
     @property
     def method_settings(self) -> dict[str, Any]:
@@ -189,7 +193,9 @@ class Recipe:
         if self.unit == "step":
             start, stop = _scaled(start, 1 / per_epoch), None if stop is None else round(stop / per_epoch)
         schedule = Schedule(start, None if stop is None else max(start, stop))
-        sampler = method.sampler(samples, self.prune_ratio, self.method_settings, schedule=schedule, seed=self.seed)
+        sampler = method.sampler(
+            samples, self.prune_ratio, self.method_settings, schedule=schedule, seed=self.draw_seed
+        )
         sampler.foresee(self.length if self.unit == "epoch" else -(-self.length // per_epoch))
         return sampler
 
@@ -203,7 +209,13 @@ class Recipe:
     @property
     def schedule(self) -> Schedule:
         """When to prune."""
-        return Schedule(*self.window, unit=self.unit)
+        window = Schedule(*self.window, unit=self.unit)
+        return Schedule(unit=self.unit) if self.method in known_methods.CONTROLS else window
+
+    @property
+    def draw_seed(self) -> int:
+        """The seed of what the method draws."""
+        return self.seed if self.selection_seed is None else self.selection_seed
 
     def of_length(self, length: int) -> Recipe:
         """The same recipe with another length; window and warm-up keep their share of it."""
@@ -237,6 +249,8 @@ class Recipe:
         """
         content = {key: value for key, value in self.as_dict().items() if key not in (*_NO_IDENTITY, *IMPLEMENTATIONS)}
         content["data"].pop("workers")
+        if self.draw_seed == self.seed:  # as in runs that were made before there was such a setting
+            content.pop("selection_seed")
         if self.pruning is not None:
             used = self.pruning.implementation
             content[used] = {**known_methods.settings_of(used), **self.method_settings}

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..comparison.results import Row
 from ..comparison.trials import Group
 from ..comparison.verdict import name
+from ..recipes.methods import CONTROLS
 from ..training.run_result import RunResult
 from .counts import Counts
 from .page import Draw, Theme, rate_edges
@@ -67,9 +68,8 @@ def curves(groups: Groups, value: str, title: str) -> Draw:
     def draw(axes: Any, theme: Theme) -> None:
         recipes = [run.recipe for seeds in groups.values() for run in seeds.values()]
         recipe = recipes[0]
-        windows = {
-            (start, r.length if stop is None else stop) for r in recipes if r.prunes for start, stop in [r.window]
-        }
+        pruned = [r for r in recipes if r.prunes and r.method not in CONTROLS]
+        windows = {(start, r.length if stop is None else stop) for r in pruned for start, stop in [r.window]}
         if len(windows) == 1:
             axes.axvspan(*windows.pop(), color=theme.faint, alpha=0.45, lw=0)
         colours = theme.colours([group.method for group in groups])

@@ -15,7 +15,7 @@ from ..comparison import results as recorded
 from ..comparison.trials import Group, group_of, matters
 from ..comparison.verdict import PFB
 from ..recipes import schema as recipes
-from ..recipes.methods import FULL
+from ..recipes.methods import CONTROLS, FULL
 from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
 
@@ -24,7 +24,7 @@ Groups = dict[Group, dict[int, RunResult]]
 # A figure with a line or a row of dots per method has room for this many.
 FEW_METHODS = 5
 
-_FIRST = (FULL, "random", PFB)
+_FIRST = (FULL, "random", "random_even", "shorter", PFB)
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,14 @@ class Runs:
 
     @property
     def shown(self) -> Groups:
-        """The groups for figures with a line each: all of them; if there are too many methods, full data, random
-        pruning and PFB at its ratio, and as many of the best others at that ratio as there is room for."""
-        if len(self.methods) <= FEW_METHODS:
-            return self.groups
+        """The groups for figures with a line each: all of them, without controls; if there are too many methods, full
+        data, random pruning and PFB at its ratio, and as many of the best others at that ratio as there is room for."""
+        pruning = {group: seeds for group, seeds in self.groups.items() if group.method not in CONTROLS}
+        if len({group.method for group in pruning}) <= FEW_METHODS:  # the points of a control's curve are for the plot
+            return pruning if any(group.method != FULL for group in pruning) else self.groups
         ratio = self.main.ratio if self.main is not None else None
-        known = [g for g in self.groups if g.method in _FIRST and g.ratio in (None, ratio)]
-        others = [g for g in self.groups if g.method not in _FIRST and ratio in (None, g.ratio)]
+        known = [g for g in pruning if g.method in _FIRST and g.ratio in (None, ratio)]
+        others = [g for g in pruning if g.method not in _FIRST and ratio in (None, g.ratio)]
         others.sort(key=lambda g: -statistics.fmean(run.score for run in self.groups[g].values()))
         room = max(0, FEW_METHODS + 1 - len(known))
         return {group: seeds for group, seeds in self.groups.items() if group in (*known, *others[:room])}

@@ -1,4 +1,4 @@
-"""The main plot: score against cost, with curves for random pruning and for fewer epochs.
+"""The main plot: score against cost, with curves for random pruning, in its window and without, and for fewer steps.
 
 The page itself draws it, not matplotlib: positions are percentages of the plot, so that letters keep their size in a
 narrow window, and every dot reacts to the pointer.
@@ -22,7 +22,12 @@ SHAPES = (
     "M0,-7L7,0L0,7L-7,0z",
 )
 PALETTE = 8
-CURVES = {"random": "random pruning per batch", "full": "full data for fewer epochs"}
+CURVES = {
+    "random": "random pruning per batch",
+    "random_even": "random pruning without window",
+    "shorter": "full data for fewer steps",
+    "full": "full data for fewer epochs",  # in older comparisons
+}
 FEW = 12  # dots that have room for a label
 
 
@@ -108,6 +113,9 @@ def _point(row: Row, x: Scale, y: Scale, shape: str, unit: str | None) -> dict[s
     ):
         if d is not None:
             lines.append(against(d, rival))
+    for control, standing in row.controls.items():
+        equal = f", reached at {standing.equivalent} of the FLOPs" if standing.equivalent else ""
+        lines.append(f"{against(standing.difference, f'{name(control)}, same cost')}{equal}")
     ratio = [] if row.group.ratio is None else [f"p = {row.group.ratio:g}"]
     settings = [f"{value:,} {unit}s" if key == "length" else str(value) for key, value in row.group.settings]
     return {
@@ -120,6 +128,6 @@ def _point(row: Row, x: Scale, y: Scale, shape: str, unit: str | None) -> dict[s
         "shape": shape,
         "text": "" if unit is None else ", ".join([*ratio, *settings]),
         # Random pruning is cheaper and lies to the left, so its labels go there.
-        "left": row.group.method == "random",
+        "left": row.group.method in ("random", "random_even"),
         "tip": "\n".join(lines),
     }

@@ -8,6 +8,7 @@ What is worth knowing:
 - A checkpoint holds everything: weights, optimizer, policy, scaler, blocker, counts, random generators. A training that
   was killed at any moment and resumed ends with the same bits (on a GPU: if its kernels are deterministic).
 - `method="full"` and a ratio of 0 run without a blocker: the plain loop.
+- The seed of what a method draws is `selection_seed`: initial weights, batches and their order do not depend on it.
 - Where a sampler decides before the epoch, an epoch has fewer steps. Time is still counted in steps of full data: each
   of an epoch's n batches stands for 1/n of it, for the learning rate, rounds, windows and lengths alike.
 """
@@ -33,6 +34,7 @@ from ...seeds import seed_of
 from ..data import Data
 from ..models import small as nets
 from ..progress import Bar
+from ..recipes import controls
 from ..recipes.schema import Recipe
 from . import optim, tasks
 from .logs import Logs
@@ -80,14 +82,17 @@ class Training:
         self.show = show and self.rank == 0
         check(recipe, self.ranks)
         self.task = tasks.make(recipe)
-        self.order = BatchOrder(len(data.train), recipe.batch_size, recipe.seed, self.rank, self.ranks)
+        whole = BatchOrder(len(data.train), recipe.batch_size, recipe.seed, self.rank, self.ranks)
+        self.order = whole.of_size(controls.batch_size(recipe, self.ranks))
         self.model, self.wrapped = self._make_model()
-        self.optimizer = optim.make_optimizer(recipe.optimizer, self.model)
-        per_unit = self.order.per_epoch if recipe.unit == "epoch" else 1
-        self.steps = recipe.length * per_unit
+        settings = controls.optimizer(recipe, self.ranks)
+        self.optimizer = optim.make_optimizer(settings, self.model)
+        per_unit = whole.per_epoch if recipe.unit == "epoch" else 1
+        self.full_steps = recipe.length * per_unit
+        self.steps = controls.steps(recipe, self.full_steps)
         self.round_steps = recipe.log_every * per_unit
-        warmup = round((recipe.learning_rate.warmup or 0) * per_unit)
-        self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, recipe.optimizer.lr, self.steps, warmup)
+        warmup = round((recipe.learning_rate.warmup or 0) * per_unit * self.steps / self.full_steps)
+        self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, settings.lr, self.steps, warmup)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp" and device.type == "cuda")
         self.blocker = self._make_blocker()
         self.sampler = recipe.sampler(len(data.train), self.order.per_epoch)
@@ -95,7 +100,7 @@ class Training:
         self.step = 0
         # With a sampler: batches trained on, and steps of full data in epochs that were pruned.
         self._batches = self._pruned_steps = 0
-        self._pruning = False
+        self._pruning = self.order.batch_size < recipe.batch_size
         self._round = self._new_round()
 
     # ------------------------------------------------------------------ set-up
@@ -127,7 +132,7 @@ class Training:
             self.recipe.prune_ratio,
             selector=selector,
             schedule=self.recipe.schedule,
-            seed=self.recipe.seed,
+            seed=self.recipe.draw_seed,
         )
 
     # ------------------------------------------------------------------- loop
@@ -187,7 +192,7 @@ class Training:
         mine = None
         if self.sampler is not None:
             self.sampler.set_epoch(epoch)
-            mine = torch.tensor(list(self.sampler), dtype=torch.int64)
+            mine = self.order.only(self.sampler.retained, epoch)
             self._pruning = self.sampler.last_ratio > 0
             if self._pruning and self.step == start and self.rank == 0:
                 self.retention.note(torch.arange(len(self.data.train)), self.sampler.retained)
@@ -249,7 +254,8 @@ class Training:
         blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
         if not blocked and (self.sampler is None or not self.sampler.learns):
             return
-        plain = self.sampler is not None and self.sampler.learns_from == "plain loss"
+        # Smoothing puts a floor under every loss, which flattens the scale that selectors look at.
+        plain = self.sampler is None or self.sampler.learns_from == "plain loss"
         with torch.no_grad():
             losses = self.task.losses(outputs, y, plain)
         if self.blocker is not None:
@@ -263,7 +269,7 @@ class Training:
             last = self.blocker.last
             figures["pruned"] = f"{1 - len(last.indices) * self.ranks / self.recipe.batch_size:.0%}" if last else "0%"
         if self._round.seconds:
-            speed = self._round.steps * self.recipe.batch_size / self._round.seconds
+            speed = self._round.steps * self.order.batch_size / self._round.seconds
             figures["samples/s"] = f"{speed:.0f}"
         return figures
 
@@ -310,7 +316,7 @@ class Training:
     def _blocking(self) -> dict[str, float]:
         """Samples so far, over all ranks; `spent` is their training cost in samples of full training."""
         if self.blocker is None:
-            seen, retained = self.step * self.recipe.batch_size, self._batches * self.recipe.batch_size
+            seen, retained = self.step * self.recipe.batch_size, self._batches * self.order.batch_size
             return {"seen": seen, "retained": retained, "spent": float(retained), "pruned_steps": self._pruned_steps}
         stats = self.blocker.stats
         return {
@@ -397,14 +403,15 @@ def check(recipe: Recipe, ranks: int = 1) -> None:
     """Raise if a recipe cannot be trained, before data are read and other runs are trained."""
     task = tasks.make(recipe)
     selector = recipe.selector(loss_fn=task.losses)
-    size = recipe.batch_size // ranks
+    size = controls.batch_size(recipe, ranks) // ranks
     left = size if selector is None else retained_count(size, recipe.prune_ratio)
     recipe.sampler(samples=1000, per_epoch=10)  # raises if its settings are wrong
     needed = task.smallest_batch
     if left < needed:
         raise ValueError(
-            f"{left} of {size} samples would be retained per rank, but {recipe.task} needs {needed}: BatchNorm of the "
-            "ASPP's image pooling has one value per image. Take a larger batch_size, fewer ranks or a smaller ratio"
+            f"{left} of {recipe.batch_size // ranks} samples would be retained per rank, but {recipe.task} needs "
+            f"{needed}: BatchNorm of the ASPP's image pooling has one value per image. Take a larger batch_size, fewer "
+            "ranks or a smaller ratio"
         )
     if recipe.pruning is not None and recipe.pruning.needs == "features" and ":" not in recipe.model.name:
         try:

@@ -35,15 +35,28 @@ class BatchOrder:
         """Batches in an epoch."""
         return self.samples // self.batch_size
 
+    def of_size(self, batch_size: int) -> BatchOrder:
+        """The same with another batch size."""
+        return BatchOrder(self.samples, batch_size, self.seed, self.rank, self.ranks)
+
+    def only(self, ids: Tensor, epoch: int) -> Tensor:
+        """This rank's share of some samples, in the order in which the epoch visits them; equally many on all ranks."""
+        chosen_N = torch.zeros(self.samples, dtype=torch.bool)
+        chosen_N[ids] = True
+        order = self._shuffled(epoch)
+        order = order[chosen_N[order]]
+        return order[: len(order) // self.ranks * self.ranks][self.rank :: self.ranks]
+
+    def _shuffled(self, epoch: int) -> Tensor:
+        return torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed_of(self.seed, epoch)))
+
     def epoch(self, epoch: int, first: int = 0, mine: Tensor | None = None) -> list[tuple[Tensor, int]]:
         """(ids, augmentation seed) of the batches of an epoch, from the `first` on.
 
         mine: this rank's ids in order, if a sampler has chosen them; None: its share of all samples.
         """
         if mine is None:
-            generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
-            shuffled = torch.randperm(self.samples, generator=generator)
-            mine = shuffled[: self.per_epoch * self.batch_size][self.rank :: self.ranks]
+            mine = self._shuffled(epoch)[: self.per_epoch * self.batch_size][self.rank :: self.ranks]
         size = self.batch_size // self.ranks
         return [
             (mine[b * size : (b + 1) * size], seed_of(self.seed, epoch, b, self.rank))

@@ -58,7 +58,7 @@ class RunResult:
 
     @property
     def flops(self) -> tuple[float, float]:
-        """The cost of a pruned step, and of the run."""
+        """The cost of a pruned step, and of the run; of the steps taken, where those are fewer than full data take."""
         seen, spent = self._last["seen"], self._last["spent"]
         step = (spent - (seen - self._offered)) / self._offered if self._offered else 1.0
         return step, spent / seen
@@ -68,6 +68,18 @@ class RunResult:
         """How much of the choice the density made, and not the noise, see `Density.diagnostics`: since the run began or
         was last resumed. None for other methods, and for runs that do not say."""
         return next((m["chosen_by_density"] for m in reversed(self.metrics) if "chosen_by_density" in m), None)
+
+    @property
+    def full_samples(self) -> int:
+        """Samples that full data for all epochs of the recipe take."""
+        # Older runs take as many steps as full data, and do not write their number down.
+        full_steps: int = self.sessions[-1].get("full_steps", self.steps) if self.sessions else self.steps
+        return full_steps * self.recipe.batch_size
+
+    @property
+    def cost(self) -> float:
+        """The cost of the run."""
+        return self._last["spent"] / max(self.full_samples, self._last["seen"])
 
     @property
     def seconds(self) -> float:

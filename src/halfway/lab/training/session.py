@@ -62,7 +62,13 @@ def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, r
         training = Training(recipe, data, device, folder)
         if first_rank():
             folder.note_session(
-                {"command": command, "steps": training.steps, "data": data.description, **environment(device)}
+                {
+                    "command": command,
+                    "steps": training.steps,
+                    "full_steps": training.full_steps,
+                    "data": data.description,
+                    **environment(device),
+                }
             )
         try:
             if training.ranks > 1:  # ranks would stop at different steps; the last round's checkpoint remains
