@@ -18,10 +18,9 @@ from scipy import stats
 
 from halfway.lab.comparison import results as recorded
 from halfway.lab.comparison import table
-from halfway.lab.comparison.paired import Difference, difference, standard_error
 from halfway.lab.comparison.results import Row, summarise
 from halfway.lab.comparison.trials import Group, Trial, group_of
-from halfway.lab.comparison.verdict import reading, verdict
+from halfway.lab.comparison.verdict import reading
 from halfway.lab.recipes.schema import OF_A_RUN, Recipe, from_dict, load
 from halfway.lab.training.run_folder import RunFolder
 from halfway.lab.training.run_result import RunResult
@@ -37,6 +36,7 @@ SESSION: dict[str, Any] = {
 }
 RECIPE = load("tiny-cifar10")
 RESULTS = Path(__file__).parents[3] / "results"
+ABOUT_CONTROLS = ("vs random, no window", "vs shorter", "vs rs2", "equivalent cost")
 SHARE = 0.2  # F/T of the made-up runs: the shallow forward relative to a whole step
 
 
@@ -88,6 +88,16 @@ SCORES = {
     "random": seeds([88.0, 89.0, 89.5]),
     "pfb": seeds([90.0, 91.25, 91.0]),
 }
+
+
+def half_an_interval() -> float:
+    """By hand: rows and columns are taken out of the 3 x 3 scores, and (3 - 1) (3 - 1) degrees of freedom are left."""
+    scores = np.array([list(by_seed.values()) for by_seed in SCORES.values()])
+    left = scores - scores.mean(1, keepdims=True) - scores.mean(0, keepdims=True) + scores.mean()
+    return float(stats.t.ppf(0.975, 4) * ((left**2).sum() / 4 * 2 / 3) ** 0.5)
+
+
+HALF = half_an_interval()
 TIMING: dict[str, Any] = {
     "steps": {
         "pfb, p = 0.5": {"median": 0.654, "q1": 0.612, "q3": 0.701, "rounds": 15},
@@ -95,52 +105,6 @@ TIMING: dict[str, Any] = {
     },
     "threads": 2,
 }
-
-
-# -------------------------------------------------------------------- paired
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
-def test_differences_and_intervals_are_those_of_scipy_s_paired_t_test(n: int) -> None:
-    random = np.random.default_rng(n)
-    for _ in range(20):
-        others = random.normal(90, 3, n)
-        mine = others + random.normal(0.5, 1, n)
-        d = difference(seeds(mine.tolist()), seeds(others.tolist()))
-        test = stats.ttest_rel(mine, others)
-        interval = test.confidence_interval(0.95)
-        assert d is not None
-        assert d.n == n
-        assert d.mean == pytest.approx(float((mine - others).mean()))
-        assert d.error == pytest.approx(float(stats.sem(mine - others)))
-        assert (d.low, d.high) == pytest.approx((interval.low, interval.high))
-        assert (verdict(d) != "not told apart") == (test.pvalue < 0.05), "an interval without zero is a p below 5 %"
-
-
-def test_only_seeds_of_both_are_compared_and_by_seed_not_by_order() -> None:
-    mine = {3: 80.0, 1: 90.0, 7: 10.0}
-    others = {1: 89.0, 2: 0.0, 3: 77.0}
-    d = difference(mine, others)
-    interval = stats.ttest_rel([90.0, 80.0], [89.0, 77.0]).confidence_interval(0.95)
-    assert d == Difference(2.0, 1.0, pytest.approx(interval.low), pytest.approx(interval.high), 2)
-    assert difference({1: 1.0}, {2: 1.0}) is None
-
-
-def test_one_seed_has_a_difference_and_no_interval() -> None:
-    assert difference({4: 91.5}, {4: 90.0, 5: 12.0}) == Difference(1.5, None, None, None, 1)
-    assert verdict(Difference(50.0, None, None, None, 1)) == "not told apart"
-    assert standard_error([3.0]) is None
-
-
-def test_equal_differences_have_no_interval() -> None:
-    """One image of 597 in every seed: no spread, and still no result."""
-    d = difference(seeds([98.0 + 100 / 597] * 3), seeds([98.0] * 3))
-    assert d is not None
-    assert (d.low, d.high, d.n) == (None, None, 3)
-    assert verdict(d) == "not told apart"
-    last_bit = difference(seeds([0.91, 0.96, 0.99]), seeds([0.90, 0.95, 0.98]))
-    assert last_bit is not None
-    assert last_bit.low is None
 
 
 # ---------------------------------------------------------------- run results
@@ -198,10 +162,10 @@ def test_a_row_has_means_errors_differences_and_costs() -> None:
     assert pfb.mean == pytest.approx((90 + 91.25 + 91) / 3)
     assert pfb.error == pytest.approx(float(stats.sem([90, 91.25, 91])))
     for d, rival in ((pfb.minus_full, "full"), (pfb.minus_random, "random")):
-        test = stats.ttest_rel(list(SCORES["pfb"].values()), list(SCORES[rival].values()))
-        interval = test.confidence_interval(0.95)
         assert d is not None
-        assert (d.low, d.high) == pytest.approx((interval.low, interval.high))
+        mean = float(np.mean(list(SCORES["pfb"].values())) - np.mean(list(SCORES[rival].values())))
+        assert (d.mean, d.n, d.df) == (pytest.approx(mean), 3, 4)
+        assert (d.low, d.high) == pytest.approx((mean - HALF, mean + HALF))
     assert pfb.flops == pytest.approx((0.6, 0.84))
     assert pfb.effective_ratio == pytest.approx((0.5, 0.2))
     assert pfb.wall == TIMING["steps"]["pfb, p = 0.5"]
@@ -266,13 +230,13 @@ def test_without_a_rival_the_difference_is_left_empty() -> None:
 def test_text_markdown_and_json_hold_the_same_numbers(tmp_path: Path) -> None:
     results = compared(SCORES)
     rows = summarise(results, TIMING["steps"])
-    difference_to_random = stats.ttest_rel([90, 91.25, 91], [88, 89, 89.5]).confidence_interval(0.95)
+    to_random = (90 + 91.25 + 91 - 88 - 89 - 89.5) / 3
     expected = [
         "pfb, p = 0.5",
         f"{(90 + 91.25 + 91) / 3:.2f} ± {float(stats.sem([90, 91.25, 91])):.2f}",
         "3",
         "-0.67 [",
-        f"+1.92 [{difference_to_random.low:+.2f}, {difference_to_random.high:+.2f}]",
+        f"+1.92 [{to_random - HALF:+.2f}, {to_random + HALF:+.2f}]",
         "",  # no random pruning at the same cost
         "0.500 / 0.200",
         "0.600 / 0.840",
@@ -285,16 +249,16 @@ def test_text_markdown_and_json_hold_the_same_numbers(tmp_path: Path) -> None:
     for cell, in_page in zip(expected, table_row.strip("| ").split(" | "), strict=True):
         assert in_page.startswith(cell)
         assert cell in line
-    for column in table.COLUMNS:
-        assert column in text.splitlines()[0]
-        assert column in page
+    shown = [column for column in table.COLUMNS if column not in ABOUT_CONTROLS]
+    assert all(column in text.splitlines()[0] and column in page for column in shown)
+    assert not any(column in text or column in page for column in ABOUT_CONTROLS), "there are none"
     recorded.write(tmp_path, rows, "halfway compare x", results, TIMING)
     written = json.loads((tmp_path / "results.json").read_text())
     (pfb,) = [r for r in written["rows"] if r["label"] == "pfb, p = 0.5"]
     assert pfb["scores"] == {"0": 90.0, "1": 91.25, "2": 91.0}
     assert pfb["mean"] == pytest.approx((90 + 91.25 + 91) / 3)
     low_and_high = (pfb["minus_random"]["low"], pfb["minus_random"]["high"])
-    assert low_and_high == pytest.approx((difference_to_random.low, difference_to_random.high))
+    assert low_and_high == pytest.approx((to_random - HALF, to_random + HALF))
     assert pfb["flops"] == pytest.approx([0.6, 0.84])
     assert written["command"] == "halfway compare x"
     assert written["timing"] == TIMING
@@ -326,7 +290,7 @@ def test_full_data_for_fewer_epochs_cost_their_share_of_all_epochs() -> None:
     rows = summarise({**whole, group_of("full", None, {"length": 6}): {0: short}}, {})
     assert [r.cost for r in rows] == pytest.approx([1.0, 0.84, 0.6])
     assert rows[2].flops == (1.0, 1.0), "its steps are whole ones"
-    assert table.cells(rows[2])[7] == "1.000 / 0.600"
+    assert table.cells(rows[2])[-2] == "1.000 / 0.600"
 
 
 # ---------------------------------------------------------------------- file

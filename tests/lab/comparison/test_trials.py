@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("yaml")
 
 from halfway.lab.comparison.trials import Group, Trial, group_of, plan
+from halfway.lab.recipes.predicted_cost import predicted_cost
 from halfway.lab.recipes.schema import load
 
 RECIPE = load("tiny-cifar10")
@@ -135,13 +137,53 @@ def test_a_wrong_setting_is_refused_when_planning() -> None:
         planned("full pbf")
 
 
-def test_full_data_for_fewer_epochs_cost_what_the_others_do() -> None:
-    trials = plan(RECIPE, ["full", "pfb", "random"], [0.5], [0], {}, fewer_epochs=True)
-    # 13 of 16 epochs prune: random costs 1 - 0.5 * 13/16 = 0.594 of 16 epochs, PFB a little more.
-    assert [t.group.label for t in trials] == ["full", "pfb, p = 0.5", "full, length=10", "random, p = 0.5"]
-    short = trials[2]
-    assert short.recipe == RECIPE.of_length(10).with_settings({"method": "full"})
-    assert short.group.rival_full == short.group, "it is timed and compared on its own"
+def test_controls_among_the_methods_cost_what_random_pruning_does_in_its_window() -> None:
+    controls = ("random_even", "shorter", "smaller_batch", "smaller_batch_scaled")
+    trials = planned(" ".join(["random", *controls]), seeds=(0,))
+    # 13 of 16 epochs prune: random costs 1 - 0.5 * 13/16 = 0.5938 of full data.
+    assert [t.group.ratio for t in trials] == [0.5, *[0.4062] * 4]
+    assert all(predicted_cost(t.recipe).run == pytest.approx(1 - 0.5 * 13 / 16, abs=1e-4) for t in trials)
+    equal = plan(RECIPE, ["pfb", "random_even"], [0.5], [0], {}, "flops")
+    costs = [predicted_cost(t.recipe).run for t in equal]
+    assert costs[0] == pytest.approx(costs[1], abs=1e-3)
+
+
+def test_control_curves_go_from_the_cheapest_run_up_to_full_data() -> None:
+    trials = plan(RECIPE, ["pfb", "random"], [0.5, 0.3], [0, 1], {}, controls="auto")
+    cheapest = min(predicted_cost(t.recipe).run for t in trials if t.group.method == "random")
+    for method in ("random_even", "shorter"):
+        costs = sorted({predicted_cost(t.recipe).run for t in trials if t.group.method == method})
+        assert costs[0] == pytest.approx(cheapest, abs=1e-4)
+        assert len(costs) >= 2
+        assert all(b / a <= 1.2501 for a, b in itertools.pairwise([*costs, 1.0]))
+        assert sum(t.group.method == method for t in trials) == 2 * len(costs), "at both seeds"
+    assert per_method(trials)["full"] == 2, "the upper end"
+    assert_nothing_twice(trials)
+
+
+def test_control_curves_at_given_costs() -> None:
+    trials = plan(RECIPE, ["full"], [0.5], [0], {}, controls=[0.45, 0.6])
+    labels = ["full", "random_even, p = 0.55", "shorter, p = 0.55", "random_even, p = 0.4", "shorter, p = 0.4"]
+    assert [t.group.label for t in trials] == labels
+    with pytest.raises(ValueError, match="costs relative to full data, between 0 and 1, got 60"):
+        plan(RECIPE, ["full"], [0.5], [0], {}, controls=[60])
+    with pytest.raises(ValueError, match="name costs, like --controls"):
+        plan(RECIPE, ["full"], [0.5], [0], {}, controls="auto")
+
+
+def test_controls_know_no_window_and_no_cut() -> None:
+    trials = planned("random_even shorter", seeds=(0,), cut=["layer1", "layer2"])
+    assert per_method(trials) == {"random_even": 1, "shorter": 1}
+    trials = planned("random_even", seeds=(0,), window=[(0, 8), (4, 12)])
+    assert len(trials) == 1, "windows of the same length cost the same"
+
+
+def test_another_draw_is_compared_with_the_usual_one() -> None:
+    trials = planned("full random", seeds=(0,), selection_seed=[None, 7])
+    assert [t.folder for t in trials] == ["full-s0", "random-0.5-s0", "random-0.5-selection_seed=7-s0"]
+    assert [t.recipe.draw_seed for t in trials] == [0, 0, 7]
+    assert trials[2].group.rival("random") == trials[1].group
+    assert trials[2].group.rival_full == trials[0].group
 
 
 def test_an_alias_is_the_method_it_stands_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,11 @@ from scipy import stats
 
 from halfway.lab.comparison import results as recorded
 from halfway.lab.comparison import table
-from halfway.lab.comparison.paired import Difference, difference, standard_error
+from halfway.lab.comparison.curves import Standing
+from halfway.lab.comparison.paired import Difference, difference, residual, standard_error
 from halfway.lab.comparison.results import Row
 from halfway.lab.comparison.trials import Group
-from halfway.lab.comparison.verdict import against, headline, reading, verdict
+from halfway.lab.comparison.verdict import against, headline, judged, reading, verdict
 from tests.lab.comparison.test_table import RECIPE, SESSION
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -34,7 +36,9 @@ def rows_of(**scores: Sequence[float]) -> list[Row]:
     seeds = {key: dict(enumerate(values)) for key, values in scores.items()}
 
     def minus(key: str, rival: str) -> Any:
-        return difference(seeds[key], seeds[rival]) if rival in seeds and rival != key else None
+        if rival not in seeds or rival == key:
+            return None
+        return difference(seeds[key], seeds[rival], residual({one: seeds[one] for one in (key, rival)}))
 
     rows = []
     for key, values in seeds.items():
@@ -157,6 +161,79 @@ def test_costs_are_those_of_the_ratio_nearest_to_one_half() -> None:
 def test_without_a_rival_nothing_is_said() -> None:
     assert reading(rows_of(pfb_5=HIGH)) == []
     assert reading(rows_of(full=FULL, random_5=LOW)) == []
+
+
+# -------------------------------------------------------------------- controls
+
+BETTER, WORSE, NEITHER = Difference(1, 0.2, 0.5, 1.5, 3), Difference(-2, 0.2, -2.5, -1.5, 3), Difference(1, 1, -1, 3, 3)
+
+
+def beside(group: Group, **controls: Difference) -> Row:
+    (made_up,) = rows_of(pfb_5=HIGH)
+    standings = {name: Standing(d) for name, d in controls.items()}
+    return dataclasses.replace(made_up, group=group, controls=standings)
+
+
+PFB = Group("pfb", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("even", "shorter", "word"),
+    [
+        (BETTER, BETTER, "better"),
+        (BETTER, NEITHER, "not told apart"),
+        (NEITHER, BETTER, "not told apart"),
+        (NEITHER, NEITHER, "not told apart"),
+        (BETTER, WORSE, "worse"),
+        (WORSE, BETTER, "worse"),
+        (WORSE, NEITHER, "worse"),
+        (WORSE, WORSE, "worse"),
+    ],
+)
+def test_a_method_is_better_only_than_both_controls_and_worse_than_either(
+    even: Difference, shorter: Difference, word: str
+) -> None:
+    row = beside(PFB, random_even=even, shorter=shorter)
+    assert judged(row) == word
+    assert reading([row])[0].startswith(f"pfb, p = 0.5: {word}. ")
+    assert f"PFB was {word}" in headline([row])
+
+
+def test_a_method_without_both_controls_is_not_judged() -> None:
+    assert judged(beside(PFB, random_even=BETTER)) is None
+    assert judged(beside(PFB)) is None
+    assert reading([beside(PFB, shorter=BETTER)]) == []
+
+
+def test_controls_and_full_data_are_not_judged() -> None:
+    for method in ("full", "random_even", "shorter", "smaller_batch"):
+        assert judged(beside(Group(method, 0.5), random_even=BETTER, shorter=BETTER)) is None
+
+
+def test_methods_that_take_fewer_steps_are_judged_beside_rs2() -> None:
+    sampler = Group("infobatch", 0.5)
+    assert judged(beside(sampler, random_even=WORSE, shorter=BETTER)) is None
+    row = beside(sampler, rs2=BETTER, shorter=BETTER)
+    assert judged(row) == "better"
+    assert "better than random pruning per epoch (" in reading([row])[0]
+    assert judged(beside(Group("rs2", 0.5), random_even=WORSE, shorter=BETTER)) == "worse"
+
+
+def test_the_headline_names_the_controls_that_decide() -> None:
+    assert headline([beside(PFB, random_even=NEITHER, shorter=WORSE)]) == (
+        "At p = 0.5 PFB was worse than full data for fewer steps by 2.0 points, each at the same cost"
+    )
+    assert headline([beside(PFB, random_even=BETTER, shorter=NEITHER)]) == (
+        "At p = 0.5 PFB was not told apart from full data for fewer steps by 3 seeds, each at the same cost"
+    )
+
+
+def test_many_methods_beside_their_controls_are_listed_by_their_word() -> None:
+    rows = [beside(Group("rotate", p / 10), random_even=BETTER, shorter=BETTER) for p in range(1, 7)]
+    rows.append(beside(Group("last_loss", 0.5), random_even=WORSE, shorter=BETTER))
+    (sentence,) = reading(rows)
+    assert "better rotate, p = 0.1; rotate, p = 0.2;" in sentence
+    assert "Worse last_loss, p = 0.5." in sentence
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in RESULTS.glob("*/results.json")), ids=lambda p: p.name)

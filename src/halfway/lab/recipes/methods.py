@@ -85,8 +85,9 @@ def names() -> list[str]:
 
 
 def comparable() -> list[str]:
-    """The methods that need no preparation: all but `rho`, which needs the losses of a holdout model."""
-    return [name for name in names() if name != "rho"]
+    """The methods that need no preparation: all but `rho`, which needs the losses of a holdout model. Without controls,
+    which are no methods to choose from."""
+    return [name for name in names() if name != "rho" and name not in CONTROLS]
 
 
 def resolve(name: str) -> str:
