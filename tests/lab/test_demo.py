@@ -50,7 +50,9 @@ def test_the_demo_is_a_comparison_and_its_report(
     said = capsys.readouterr().out
     found = results.read(out)
     assert found is not None
-    assert [row.group.label for row in found.rows] == ["full", "random, p = 0.4", "full, length=3", "pfb, p = 0.4"]
+    methods = ["full", "random", "pfb", "random_even", "shorter"]
+    assert [row.group.method for row in found.rows] == methods
+    assert "random_even" in found.rows[2].controls, "at PFB's cost; a step of these twelve is too coarse for the other"
     assert all(len(row.scores) == 2 for row in found.rows)
     page = (out / "index.html").read_text().replace("\u00a0", " ").replace("−", "-")
     for sentence in (headline(found.rows), *reading(found.rows)):
@@ -59,11 +61,11 @@ def test_the_demo_is_a_comparison_and_its_report(
     assert (out / "table.md").read_text().count("\n- ") == len(reading(found.rows))
     assert f"Look at {out / 'index.html'}" in said
     assert "Pruned most often" in page, "with pictures"
-    assert "full data for fewer epochs" in page
+    assert "full data for fewer steps" in page
     # Once more: nothing is left to do.
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/last.pt")}
     assert main(command) == 0
-    assert "8 of 8 runs are done already" in capsys.readouterr().out
+    assert "10 of 10 runs are done already" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/last.pt")} == before
 
 

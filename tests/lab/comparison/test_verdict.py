@@ -215,7 +215,7 @@ def test_methods_that_take_fewer_steps_are_judged_beside_rs2() -> None:
     assert judged(beside(sampler, random_even=WORSE, shorter=BETTER)) is None
     row = beside(sampler, rs2=BETTER, shorter=BETTER)
     assert judged(row) == "better"
-    assert "better than random pruning per epoch (" in reading([row])[0]
+    assert "Better than random pruning per epoch (" in reading([row])[0]
     assert judged(beside(Group("rs2", 0.5), random_even=WORSE, shorter=BETTER)) == "worse"
 
 
