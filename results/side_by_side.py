@@ -64,7 +64,7 @@ def by_method(rows: Iterable[Row]) -> Rows:
 
 
 def looks_at(name: str) -> str:
-    if name == "full":
+    if name == "full" or name in methods.WHOLE_BATCHES:
         return ""
     method = methods.find(name)
     if method.before_epoch:

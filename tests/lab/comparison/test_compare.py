@@ -147,6 +147,57 @@ def test_a_sweep_runs_only_the_methods_that_look_at_the_setting(tmp_path: Path) 
     assert noise == 0.001
 
 
+def test_controls_are_trained_beside_the_methods_and_judge_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "c"
+    words = ["--methods", "random,random_even,smaller_batch", "--seeds", "0,1", "--controls", "0.5,0.75"]
+    assert compare(out, *words, "--rounds", "2") == 0
+    said = capsys.readouterr().out
+    assert "vs shorter" in said
+    assert "Not judged" not in said
+    content = json.loads((out / "results.json").read_text())
+    rows = {row["label"]: row for row in content["rows"]}
+    # Two of three epochs prune a half of each batch.
+    even = [0.3333, 0.5, 0.25]
+    assert {label for label in rows if label.startswith("random_even")} == {f"random_even, p = {p}" for p in even}
+    assert {row["cost"] for label, row in rows.items() if label.startswith("shorter")} == {0.5, 0.75}
+    random = rows["random, p = 0.5"]
+    assert random["cost"] == pytest.approx(2 / 3)
+    assert rows["smaller_batch, p = 0.3333"]["cost"] == pytest.approx(21 / 32)
+    assert random["controls"].keys() == {"random_even", "shorter"}
+    assert random["controls"]["random_even"]["ends"] == pytest.approx([0.5, 1.0])
+    timing = json.loads((out / "timing.json").read_text())["steps"]
+    assert timing["shorter, p = 0.5"]["median"] == 1, "fewer steps, and the same ones"
+    assert timing.keys() == rows.keys()
+    assert "random, p = 0.5: " in (out / "table.md").read_text()
+    assert main(["report", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "random pruning without window" in page
+    assert "full data for fewer steps" in page
+
+
+def test_what_is_not_judged_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path / "c", "--methods", "full,random", "--seeds", "0", "--rounds", "0") == 0
+    assert "shorter at that cost: random, p = 0.5. --controls auto" in capsys.readouterr().out
+
+
+def test_another_draw_of_the_same_seed_is_compared_with_the_first(tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    words = ["--methods", "random", "--seeds", "0,1", "--rounds", "0", "--over", "selection_seed=null,9"]
+    assert compare(out, *words) == 0
+    first, second = json.loads((out / "results.json").read_text())["rows"]
+    assert (first["label"], second["label"]) == ("random, p = 0.5", "random, p = 0.5, selection_seed=9")
+    assert first["minus_random"] is None
+    assert second["minus_random"]["n"] == 2
+
+
+def test_the_option_of_older_commands_names_its_successor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare(tmp_path / "c", "--fewer-epochs")
+    assert "--fewer-epochs is now --controls auto" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -155,6 +206,8 @@ def test_a_sweep_runs_only_the_methods_that_look_at_the_setting(tmp_path: Path) 
         (["--methods", "full,magic"], "unknown method 'magic'"),
         (["--over", "density.nois=1,2"], "did you mean noise"),
         (["--over", "cut"], "key=value"),
+        (["--controls", "cheap"], "--controls takes numbers"),
+        (["--controls", "60"], "between 0 and 1, got 60"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_trained(

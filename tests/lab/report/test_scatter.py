@@ -19,6 +19,7 @@ from halfway.lab.comparison.results import summarise
 from halfway.lab.comparison.trials import group_of
 from halfway.lab.report import page, scatter
 from halfway.lab.report import runs as report_runs
+from tests.lab.comparison.test_curves import comparison
 from tests.lab.comparison.test_table import result
 
 
@@ -31,6 +32,18 @@ def test_every_row_has_a_dot_with_n_and_interval(written: Path, compared: Path) 
         for d in (row.minus_full, row.minus_random):
             assert d is None or page.minus(str(d)) in dot[0]
     assert content.count('<line class="curve"') == 2, "through random pruning at both ratios and full data"
+
+
+def test_controls_have_curves_that_end_at_full_data() -> None:
+    plot = scatter.score_by_cost(summarise(comparison(), {}), "accuracy, %", "epoch")
+    assert plot["titles"] == {
+        "random_even": "random pruning without window",
+        "shorter": "full data for fewer steps",
+    }
+    assert [len(curve["pieces"]) for curve in plot["curves"]] == [2, 2]
+    (tip,) = [point["tip"] for point in plot["points"] if point["label"] == "pfb, p = 0.5"]
+    assert "random pruning without window, same cost (" in tip
+    assert "reached at 0." in tip
 
 
 def test_full_data_for_fewer_epochs_have_a_curve_of_their_own() -> None:

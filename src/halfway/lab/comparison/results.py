@@ -204,7 +204,7 @@ def write(folder: Path, rows: Sequence[Row], command: str, results: Results, tim
     run = next(iter(next(iter(results.values())).values()))
     content = {
         "command": command,
-        "recipe": {k: v for k, v in run.recipe.as_dict().items() if k not in recipes.OF_A_RUN},
+        "recipe": {k: v for k, v in run.recipe.as_dict().items() if k not in (*recipes.OF_A_RUN, "selection_seed")},
         **{k: v for k, v in run.sessions[-1].items() if k != "command"},
         "timing": dict(timing),
         "rows": [{"label": row.group.label, **asdict(row)} for row in rows],
