@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # Scores are counts of test samples. A spread below this is a rounding error, and gives no interval.
 _NO_SPREAD = 1e-9
@@ -54,7 +55,7 @@ class Difference:
         return f"{self.mean:+.2f}" if self.low is None else f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
 
-def residual(scores: Mapping[Hashable, Scores], families: Mapping[Hashable, Hashable] | None = None) -> Residual | None:
+def residual(scores: Mapping[Any, Scores], families: Mapping[Any, Hashable] | None = None) -> Residual | None:
     """The pooled residual of score ~ method + seed, by least squares; None if nothing is left to estimate it from.
 
     Args:
