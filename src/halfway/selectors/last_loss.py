@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .base import Candidates, Ranking
 from .tools.draw import gumbel
-from .tools.last_losses import LastLosses
+from .tools.last_losses import LastLosses, known_or_mean
 from .tools.pivotal import standardised
 
 # Losses are raised to at least this share of the batch's mean before the logarithm, so that 0 is not infinitely small.
@@ -48,11 +47,3 @@ class LastLoss(Ranking):
 
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
         self._losses.observe(candidates, retained, losses)
-
-
-def known_or_mean(losses_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(B,) losses, NaN where unknown. Returns them with NaN replaced by the mean of the known ones; that mean; and (B,)
-    which are known."""
-    known_B = losses_B.isfinite()
-    mean = torch.where(known_B, losses_B, 0.0).sum() / known_B.sum().clamp_min(1)
-    return torch.where(known_B, losses_B, mean), mean, known_B

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .base import Candidates, Ranking
-from .last_loss import known_or_mean
-from .tools.last_losses import LastLosses
+from .tools.draw import without_ties
+from .tools.last_losses import LastLosses, known_or_mean
 
 
 class LastLossHard(Ranking):
@@ -32,15 +31,7 @@ class LastLossHard(Ranking):
 
     def importance(self, candidates: Candidates) -> Tensor:
         losses_B, _, _ = known_or_mean(self._losses.of(candidates))
-        return _without_ties(losses_B, candidates.generator)
+        return without_ties(losses_B, candidates.generator)
 
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
         self._losses.observe(candidates, retained, losses)
-
-
-def _without_ties(losses_B: Tensor, generator: torch.Generator) -> Tensor:
-    """(B,) float64: float32 losses in the same order, with ties (also at 0) broken at random."""
-    u_B = torch.rand(len(losses_B), generator=generator, device=losses_B.device, dtype=torch.float64)
-    losses_B = losses_B.to(torch.float64)
-    # Less than the distance between any two float32 numbers, the smallest ones included.
-    return losses_B + (1e-9 * losses_B.abs() + 1e-46) * u_B

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 
-def inclusion_probabilities(weights_B: Tensor, count: int) -> Tensor:
+def inclusion_probabilities(weights_B: Tensor, count: int, smallest: float = 1e-6) -> Tensor:
     """(B,) float64 in (0, 1] that add up to `count`, proportional to the weights as far as 1 allows.
 
     Args:
-        weights_B: (B,), not negative. Zeros are raised to a tiny value, so that every sample can be drawn.
+        weights_B: (B,), not negative.
+        smallest: weights below this share of their mean are raised to it, so that every sample can be drawn. With 0 a
+            sample of weight 0 is drawn only if there are not enough others.
     """
     weights = weights_B.to(torch.float64)
-    weights = weights.clamp_min(1e-6 * weights.mean()) + torch.finfo(torch.float64).tiny
+    weights = weights.clamp_min(smallest * weights.mean()) + torch.finfo(torch.float64).tiny
     # From the largest on: a sample whose share of what is left is at least 1 gets 1; the rest is left to the others.
     ordered, order = weights.sort(descending=True)
     rest = ordered.flip(0).cumsum(0).flip(0)
@@ -50,3 +52,11 @@ def gumbel(scores_B: Tensor, generator: torch.Generator) -> Tensor:
     uniform = torch.rand(len(scores_B), generator=generator, device=scores_B.device, dtype=torch.float64)
     smallest = torch.finfo(torch.float64).tiny
     return scores_B.to(torch.float64) - (-(uniform.clamp_min(smallest).log())).clamp_min(smallest).log()
+
+
+def without_ties(values_B: Tensor, generator: torch.Generator) -> Tensor:
+    """(B,) float64: float32 values in the same order, with ties (also at 0) broken at random."""
+    u_B = torch.rand(len(values_B), generator=generator, device=values_B.device, dtype=torch.float64)
+    values_B = values_B.to(torch.float64)
+    # Less than the distance between any two float32 numbers, the smallest ones included.
+    return values_B + (1e-9 * values_B.abs() + 1e-46) * u_B

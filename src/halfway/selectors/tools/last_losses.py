@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ...state.flags import StickyFlag
@@ -38,3 +39,11 @@ class LastLosses(SampleMemory):
                 "unknown; the training itself has probably diverged: lower the learning rate, clip gradients, or check "
                 "the inputs"
             )
+
+
+def known_or_mean(losses_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B,) losses, NaN where unknown. Returns them with NaN replaced by the mean of the known ones; that mean; and (B,)
+    which are known."""
+    known_B = losses_B.isfinite()
+    mean = torch.where(known_B, losses_B, 0.0).sum() / known_B.sum().clamp_min(1)
+    return torch.where(known_B, losses_B, mean), mean, known_B
