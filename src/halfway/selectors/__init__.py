@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..errors import did_you_mean
 from .balanced import Balanced
+from .balanced_proportional import BalancedProportional
 from .balanced_remembered import BalancedRemembered
 from .base import Candidates, OutputRanking, Ranking, Selection, Selector
 from .density import Density
@@ -16,10 +17,13 @@ from .divbs import DivBS
 from .grad_norm import GradNorm
 from .last_loss import LastLoss
 from .last_loss_hard import LastLossHard
+from .last_loss_proportional import LastLossProportional
 from .loss import Loss
 from .loss_rank import LossRank
+from .order_dp import OrderDP
 from .random import Random
 from .rho import Rho
+from .rho_remembered import RhoRemembered
 from .rotate import Rotate
 from .selective_backprop import SelectiveBackprop
 from .uncertainty import Uncertainty
@@ -36,7 +40,11 @@ SELECTORS: dict[str, type[Selector]] = {
         Rotate,
         LastLoss,
         LastLossHard,
+        LastLossProportional,
+        OrderDP,
         BalancedRemembered,
+        BalancedProportional,
+        RhoRemembered,
         # Decided from the model's outputs.
         Loss,
         LossRank,
@@ -70,6 +78,7 @@ def kind(selector: str | Selector) -> type[Selector]:
 __all__ = [
     "SELECTORS",
     "Balanced",
+    "BalancedProportional",
     "BalancedRemembered",
     "Candidates",
     "Density",
@@ -78,12 +87,15 @@ __all__ = [
     "GradNorm",
     "LastLoss",
     "LastLossHard",
+    "LastLossProportional",
     "Loss",
     "LossRank",
+    "OrderDP",
     "OutputRanking",
     "Random",
     "Ranking",
     "Rho",
+    "RhoRemembered",
     "Rotate",
     "Selection",
     "SelectiveBackprop",

@@ -80,7 +80,7 @@ class BalancedRemembered(Selector):
         if found is None:
             raise ValueError(
                 f"this {type(root).__name__} does not end in a linear layer; say which layer's input to remember: "
-                "BalancedRemembered(module=...)"
+                f"{type(self).__name__}(module=...)"
             )
         self._layer_name, self._layer = find_layer(root, found)[0] if found is not root else "the model", found
         return found
@@ -123,7 +123,7 @@ class BalancedRemembered(Selector):
         if watched.ndim < 2 or len(watched) != size:
             raise ValueError(
                 f"what enters {self._layer_name!r} has the shape {tuple(watched.shape)}, not a row for each of the "
-                f"{size} samples; name a layer that sees them one by one: BalancedRemembered(module=...)"
+                f"{size} samples; name a layer that sees them one by one: {type(self).__name__}(module=...)"
             )
         if watched.ndim > 2:
             axis = find_input_channel_dim(self._layer, watched.shape) if self.channel_dim is None else self.channel_dim
@@ -133,7 +133,7 @@ class BalancedRemembered(Selector):
         if self._width not in (0, D):
             raise ValueError(
                 f"what enters {self._layer_name!r} now has {D} channels, and {self._width} when it was first seen; if "
-                "the channels are not where halfway looks, pass BalancedRemembered(channel_dim=...)"
+                f"the channels are not where halfway looks, pass {type(self).__name__}(channel_dim=...)"
             )
         self._width = D
         if self.dim >= D:

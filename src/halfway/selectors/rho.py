@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..state.sample_memory import SampleMemory
 from .base import Candidates, OutputRanking
+from .tools.irreducible import IrreducibleLosses
 from .tools.losses import LossFunction
-
-_HOW_TO = "`halfway train RECIPE --method full data.holdout=true --save-losses FILE` writes such a file"
 
 
 class Rho(OutputRanking):
@@ -44,67 +41,14 @@ class Rho(OutputRanking):
         target: int | str | None = None,
     ) -> None:
         super().__init__(loss_fn, target)
-        if losses is None:
-            raise ValueError(
-                f"the selector 'rho' compares with the losses of a model trained on other data: Rho('FILE'), or a "
-                f"tensor with one loss per sample id. {_HOW_TO}"
-            )
-        self._source = "the tensor of irreducible losses" if isinstance(losses, Tensor) else str(losses)
-        irreducible_N = _checked(losses if isinstance(losses, Tensor) else _load(Path(losses)), self._source)
-        self._irreducible = SampleMemory(num_samples=len(irreducible_N))
-        self._irreducible.load_state_dict({"values": irreducible_N.unsqueeze(1)})
-        # Enough to distinguish two files, and the same on every machine.
-        self._fingerprint = f"{len(irreducible_N)} samples, mean {irreducible_N.double().mean().item():.6g}"
+        self._irreducible = IrreducibleLosses(losses, self.name)
 
     def importance(self, candidates: Candidates) -> Tensor:
-        losses_B = self.losses(candidates)
-        try:
-            irreducible_B = self._irreducible.read(candidates.required_ids, losses_B.device).squeeze(1)
-        except ValueError as error:
-            raise ValueError(self._too_few()) from error
-        return losses_B - irreducible_B
+        return self.losses(candidates) - self._irreducible.of(candidates)
 
     def check(self) -> None:
-        try:
-            self._irreducible.check()
-        except ValueError as error:
-            raise ValueError(self._too_few()) from error
+        self._irreducible.check()
         super().check()
 
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "losses": self._fingerprint}
-
-    def _too_few(self) -> str:
-        return (
-            f"{self._source} holds the losses of {len(self._irreducible)} samples, ids 0 to "
-            f"{len(self._irreducible) - 1}, but the batch has an id that is not among them; make it from the data set "
-            f"you train on ({_HOW_TO})"
-        )
-
-
-def _load(path: Path) -> Tensor:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path} with irreducible losses; {_HOW_TO}")
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} is not a file of losses ({type(error).__name__}); {_HOW_TO}") from error
-    losses = found.get("losses") if isinstance(found, dict) else None
-    if not isinstance(losses, Tensor):
-        raise ValueError(f"{path} holds no tensor 'losses'; {_HOW_TO}")
-    return losses
-
-
-def _checked(losses: Tensor, source: str) -> Tensor:
-    """(N,) float32."""
-    if losses.ndim != 1 or not len(losses) or not losses.is_floating_point():
-        raise ValueError(
-            f"{source} must be one number per sample, shape (N,), not {losses.dtype} of shape {tuple(losses.shape)}"
-        )
-    missing = int((~losses.isfinite()).sum())
-    if missing:
-        raise ValueError(
-            f"{source} has no finite loss for {missing} of {len(losses)} samples, for example for id "
-            f"{int((~losses.isfinite()).nonzero()[0])}; it must cover the whole data set ({_HOW_TO})"
-        )
-    return losses.detach().to(torch.float32)
+        return {**super().config(), "losses": self._irreducible.fingerprint}

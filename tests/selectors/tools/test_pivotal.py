@@ -25,7 +25,7 @@ def test_a_duel_is_a_fair_bet_for_all_masses(whole):
             mass = torch.zeros(whole, dtype=torch.int64)
             mass[0], mass[1] = a, b
             chances = a + b if a + b < whole else 2 * whole - a - b
-            after = torch.stack([_round(far, mass, torch.full((whole,), n)) for n in range(chances)])
+            after = torch.stack([_round(far, mass, torch.full((whole,), n), whole) for n in range(chances)])
             assert (after.sum(0) == chances * mass).all()
             assert (after.sum(1) == a + b).all()
             assert ((after[:, :2] % whole == 0).sum(1) >= 1).all()
@@ -49,13 +49,13 @@ def test_who_is_decided_stays_and_strangers_do_not_meet():
     x = torch.tensor([[0.0], [1.0], [1.1], [5.0], [5.2], [9.0]])
     far = between(x).fill_diagonal_(math.inf)
     mass = torch.tensor([3, 0, 3, 3, 3, 6])
-    after = _round(far, mass, torch.zeros(6, dtype=torch.int64))
+    after = _round(far, mass, torch.zeros(6, dtype=torch.int64), 6)
     # 0 and 2 are each other's nearest, now that 1 is decided; 3 and 4 are too.
     assert after.tolist() == [6, 0, 0, 6, 0, 6]
     decided = torch.tensor([6, 0, 0, 6, 0, 6])
-    assert torch.equal(_round(far, decided, torch.zeros(6, dtype=torch.int64)), decided)
+    assert torch.equal(_round(far, decided, torch.zeros(6, dtype=torch.int64), 6), decided)
     decided = torch.tensor([0, 6, 0, 6, 0, 6])
-    assert torch.equal(_round(far, decided, torch.full((6,), 5)), decided)
+    assert torch.equal(_round(far, decided, torch.full((6,), 5), 6), decided)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 37])
@@ -170,7 +170,7 @@ def test_few_are_left_after_the_rounds():
     far, source = between(x).fill_diagonal_(math.inf), generator(1)
     mass = torch.full((size,), count)
     for _ in range(rounds(size)):
-        mass = _round(far, mass, torch.randint(2**62, (size,), generator=source))
+        mass = _round(far, mass, torch.randint(2**62, (size,), generator=source), size)
         assert mass.sum() == size * count
     assert (mass % size != 0).sum() <= 6
 
@@ -182,7 +182,7 @@ def test_those_who_are_all_alike_pair_off_at_random():
     assert torch.equal(far, far.T)
     mass = torch.full((size,), 24)
     for _ in range(rounds(size) // 2):
-        mass = _round(far, mass, torch.randint(2**62, (size,), generator=source))
+        mass = _round(far, mass, torch.randint(2**62, (size,), generator=source), size)
     assert (mass % size != 0).sum() <= 6
     far, other = (_without_ties(torch.ones(size, size), source) for _ in range(2))
     assert (far.argmin(1) != other.argmin(1)).sum() > size // 2

@@ -1,4 +1,4 @@
-"""Spatially balanced sampling, as pure functions: near neighbours compete, and all units have the same chance.
+"""Spatially balanced sampling, as pure functions: near neighbours compete, and every unit has its prescribed chance.
 
 The local pivotal method (Grafström, Lundström & Schelin, "Spatially Balanced Sampling through the Pivotal Method",
 Biometrics 2012; the variant in which two units meet only if each is the other's nearest), here in rounds in which all
@@ -20,41 +20,52 @@ from torch import Tensor
 _CONSTANT = 1e-6
 # Ties are broken at random by this much of the largest distance: less than float32 features can resolve.
 _JITTER = 1e-9
-# Upper bound of the random numbers that decide duels. Modulo n <= 2 B they are uniform to within n / 2^62.
+# Upper bound of the random numbers that decide duels. Modulo n they are uniform to within n / 2^62.
 _DICE = 2**62
+# The mass of a unit that is certain, where probabilities differ. They are rounded to multiples of 1 / _WHOLE.
+_WHOLE = 2**30
+# A probability this close to 1 counts as 1: the rounding of a sum could otherwise give the unit more than the whole.
+_CERTAIN = 1e-9
 
 
-def pivotal(distances_BB: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """(S,) sorted rows: exactly `count`, each unit with probability `count` / B, near ones rarely together.
+def pivotal(
+    distances_BB: Tensor, count: int, generator: torch.Generator, probabilities_B: Tensor | None = None
+) -> Tensor:
+    """(S,) sorted rows: exactly `count`, near ones rarely together, each unit with probability `count` / B or its own.
 
-    Chances are whole numbers: every unit starts with a mass of S out of B, and is decided when it has 0 or B. In a
-    round all pairs of undecided units that are each other's nearest meet. With masses a and b,
+    Chances are whole numbers out of W: every unit starts with a mass of S out of W = B, or, where probabilities are
+    given, with that share of W = 2^30, and is decided when it has 0 or W. In a round all pairs of undecided units that
+    are each other's nearest meet. With masses a and b,
 
-        a + b < B:   one takes all, the other is out; the first wins with probability a / (a + b),
-        a + b >= B:  one is drawn (B), the other keeps a + b - B; the first wins with (B - b) / (2 B - a - b),
+        a + b < W:   one takes all, the other is out; the first wins with probability a / (a + b),
+        a + b >= W:  one is drawn (W), the other keeps a + b - W; the first wins with (W - b) / (2 W - a - b),
 
-    so the expected mass of every unit stays the same, and their sum is always S B. Each duel decides one unit or both.
+    so the expected mass of every unit stays the same, and their sum is always S W. Each duel decides one unit or both.
     The number of rounds is fixed, so that nothing waits for the device to find out which units are left. The masses of
-    those, few if any, add up to a multiple of B; they are drawn by systematic sampling (Madow 1949), in the order of
+    those, few if any, add up to a multiple of W; they are drawn by systematic sampling (Madow 1949), in the order of
     their distance from one of them.
 
     Args:
         distances_BB: (B, B), symmetric, finite, not negative; only their order matters. Ties are broken at random.
         count: S.
         generator: on the device of the distances.
+        probabilities_B: (B,) in [0, 1], which add up to `count`; None: all the same.
     """
     B, device = len(distances_BB), distances_BB.device
     if not 1 <= count <= B:
         raise ValueError(f"cannot retain {count} of {B} samples")
     far_BB = _without_ties(distances_BB, generator)
     dice_RB = torch.randint(_DICE, (rounds(B), B), generator=generator, device=device)
-    mass_B = torch.full((B,), count, device=device)
+    if probabilities_B is None:
+        whole, mass_B = B, torch.full((B,), count, device=device)
+    else:
+        whole, mass_B = _WHOLE, _masses(probabilities_B, count)
     for dice_B in dice_RB:
-        mass_B = _round(far_BB, mass_B, dice_B)
-    one = (mass_B % B != 0).to(torch.int8).argmax().reshape(1)
+        mass_B = _round(far_BB, mass_B, dice_B, whole)
+    one = (mass_B % whole != 0).to(torch.int8).argmax().reshape(1)
     order_B = far_BB.index_select(0, one).squeeze(0).index_fill(0, one, -1.0).argsort()
-    start = torch.randint(B, (), generator=generator, device=device)
-    drawn_B = _systematic(mass_B[order_B], start, B)
+    start = torch.randint(whole, (), generator=generator, device=device)
+    drawn_B = _systematic(mass_B[order_B], start, whole)
     return order_B[drawn_B.topk(count, sorted=False).indices].sort().values
 
 
@@ -75,25 +86,36 @@ def _without_ties(distances_BB: Tensor, generator: torch.Generator) -> Tensor:
     return d_BB.fill_diagonal_(math.inf)
 
 
-def _round(far_BB: Tensor, mass_B: Tensor, dice_B: Tensor) -> Tensor:
-    """(B,) masses after all undecided units that are each other's nearest have met."""
+def _masses(probabilities_B: Tensor, count: int) -> Tensor:
+    """(B,) int64 from 0 to W that add up to exactly `count` W: probabilities times W, up or down to a whole number."""
+    p_B = probabilities_B.to(torch.float64)
+    certain_B = p_B >= 1 - _CERTAIN
+    # The others lie on a line, and their ends are rounded: so no error adds up, and the last end is where it should be.
+    ends_B = torch.where(certain_B, 0.0, p_B).cumsum(0)
+    left = count - certain_B.sum()
+    ends_B = (ends_B * (left / ends_B[-1].clamp_min(torch.finfo(torch.float64).tiny)) * _WHOLE).round().to(torch.int64)
+    return torch.where(certain_B, _WHOLE, ends_B.diff(prepend=ends_B.new_zeros(1)))
+
+
+def _round(far_BB: Tensor, mass_B: Tensor, dice_B: Tensor, whole: int) -> Tensor:
+    """(B,) masses, out of `whole`, after all undecided units that are each other's nearest have met."""
     B = len(mass_B)
     unit_B = torch.arange(B, device=mass_B.device)
-    decided_B = mass_B % B == 0
+    decided_B = mass_B % whole == 0
     nearest_B = (far_BB + far_BB.new_zeros(B).masked_fill(decided_B, math.inf)).min(1).indices
     # There is never exactly one undecided unit, so the nearest is never a decided one. If none is left, unit 0 meets
     # itself, and nothing changes.
     meets_B = nearest_B[nearest_B] == unit_B
     other_B = mass_B[nearest_B]
     sum_B = mass_B + other_B
-    small_B = sum_B < B
+    small_B = sum_B < whole
     # The number of equal chances, and how many of them are this unit's; the others are its opponent's.
-    chances_B = torch.where(small_B, sum_B, 2 * B - sum_B).clamp_min(1)
-    mine_B = torch.where(small_B, mass_B, B - other_B)
+    chances_B = torch.where(small_B, sum_B, 2 * whole - sum_B).clamp_min(1)
+    mine_B = torch.where(small_B, mass_B, whole - other_B)
     # Both units use the same random number: the lower unit's chances come first, the other's last.
     number_B = dice_B[torch.minimum(unit_B, nearest_B)] % chances_B
     wins_B = torch.where(unit_B < nearest_B, number_B < mine_B, number_B >= chances_B - mine_B)
-    after_B = torch.where(wins_B, sum_B.clamp_max(B), (sum_B - B).clamp_min(0))
+    after_B = torch.where(wins_B, sum_B.clamp_max(whole), (sum_B - whole).clamp_min(0))
     return torch.where(meets_B, after_B, mass_B)
 
 
