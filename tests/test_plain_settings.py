@@ -54,6 +54,25 @@ SETTINGS: dict[Any, dict[str, Any]] = {
     selectors.Rotate: {"num_samples": N},
     selectors.LastLoss: {"temperature": 0.5, "num_samples": N},
     selectors.LastLossHard: {"num_samples": N},
+    selectors.LastLossProportional: {
+        "floor": 0.25,
+        "temperature": 0.5,
+        "cap": 2.5,
+        "num_classes": 3,
+        "num_samples": N,
+    },
+    selectors.OrderDP: {"pool": 0.75, "num_samples": N},
+    selectors.BalancedProportional: {
+        "floor": 0.25,
+        "temperature": 0.5,
+        "cap": 2.5,
+        "num_classes": 3,
+        "dim": 3,
+        "num_samples": N,
+        "channel_dim": 1,
+        "target": 1,
+    },
+    selectors.RhoRemembered: {"losses": torch.zeros(N), "temperature": 0.5, "use_loss": True},
     selectors.Balanced: {"grid": 1, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
     selectors.BalancedRemembered: {"dim": 3, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
     selectors.Loss: {"target": 1},
@@ -74,6 +93,8 @@ SETTINGS[SAMPLERS["rs2"]] |= {"replacement": False}
 
 def other(value: Any, number: Any) -> Any:
     """The same number as somebody else's type."""
+    if isinstance(value, torch.Tensor):
+        return value
     if isinstance(value, bool):
         return np.bool_(value)
     kinds = INTS if isinstance(value, int) else FLOATS

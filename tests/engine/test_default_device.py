@@ -66,12 +66,13 @@ def batches() -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 def made(name: str) -> halfway.Selector:
-    if name == "rho":
+    if name.startswith("rho"):
         return SELECTORS[name](losses=torch.linspace(0, 1, N, device="cpu", dtype=torch.float32))
     settings: dict[str, Any] = {
         "density": {"num_centroids": 6},
         "density_public": {"num_centroids": 6},
         "balanced_remembered": {"dim": 4, "num_samples": N},
+        "balanced_proportional": {"dim": 4, "num_samples": N},
     }.get(name, {})
     return SELECTORS[name](**settings)
 

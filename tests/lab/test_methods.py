@@ -47,8 +47,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:dyn_unc")
 LEARNING = [
     "selective_backprop",
     "last_loss",
+    "last_loss_proportional",
+    "order_dp",
     "rotate",
     "balanced",
+    "balanced_proportional",
     "balanced_remembered",
     "infobatch",
     "ucb",
@@ -341,4 +344,6 @@ def test_a_holdout_model_sees_other_images_and_its_losses_feed_rho(tmp_path: Pat
     assert torch.allclose(expected[:10], by_hand, atol=1e-4)
     rho = ["--method", "rho", f"rho.losses={file}", "--prune-ratio", "0.5", "--out", str(run)]
     assert main([*words, *rho]) == 0
+    remembered = ["--method", "rho_remembered", f"rho_remembered.losses={file}", "--prune-ratio", "0.5"]
+    assert main([*words, *remembered, "--out", str(tmp_path / "remembered")]) == 0
     assert main([*words, "--method", "rho", "--prune-ratio", "0.5", "--out", str(tmp_path / "none")]) == 2

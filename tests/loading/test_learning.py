@@ -146,7 +146,9 @@ def test_a_lag_that_the_loader_exceeds_is_an_error_that_says_which_one_would_do(
     Run(workers=2, lag=5).epoch(0)
 
 
-@pytest.mark.parametrize("selector", ["last_loss", "rotate", "balanced_remembered", "random"])
+@pytest.mark.parametrize(
+    "selector", ["last_loss", "rotate", "balanced_remembered", "random", "last_loss_proportional", "order_dp"]
+)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("lag", [None, 5])
 def test_stopped_in_the_middle_of_an_epoch_and_resumed_it_is_the_same_run(selector, workers, lag) -> None:

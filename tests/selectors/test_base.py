@@ -108,5 +108,8 @@ def test_a_rank_without_batches_takes_part_in_what_any_selector_learns():
 def test_what_a_selector_needs_is_known_without_making_one():
     assert {name: kind.needs for name, kind in SELECTORS.items() if kind.needs != "outputs"} == {
         **dict.fromkeys(["density", "density_public", "balanced"], "features"),
-        **dict.fromkeys(["random", "rotate", "last_loss", "last_loss_hard", "balanced_remembered"], "nothing"),
+        **dict.fromkeys(
+            ["random", "rotate", "last_loss", "last_loss_hard", "last_loss_proportional", "order_dp"], "nothing"
+        ),
+        **dict.fromkeys(["balanced_remembered", "balanced_proportional", "rho_remembered"], "nothing"),
     }

@@ -29,7 +29,7 @@ def data() -> halfway.WithIds:
 
 
 def made(name: str) -> halfway.Selector:
-    return SELECTORS[name](losses=torch.rand(SAMPLES)) if name == "rho" else SELECTORS[name]()
+    return SELECTORS[name](losses=torch.rand(SAMPLES)) if name.startswith("rho") else SELECTORS[name]()
 
 
 def cut(name: str, at: str) -> str | None:

@@ -7,7 +7,18 @@ import torch
 import torch.nn.functional as F
 
 from halfway import ForwardBlocker, Schedule
-from halfway.selectors import Candidates, Density, DensityPublic, LastLoss, LastLossHard, Rotate
+from halfway.selectors import (
+    BalancedProportional,
+    Candidates,
+    Density,
+    DensityPublic,
+    LastLoss,
+    LastLossHard,
+    LastLossProportional,
+    OrderDP,
+    RhoRemembered,
+    Rotate,
+)
 from halfway.state import sample_memory as memories
 from halfway.state.ranks import Ranks
 from tests.helpers import processes
@@ -17,7 +28,7 @@ from tests.helpers.waiting import NoWaiting
 
 
 @pytest.mark.parametrize("num_samples", [None, 12])
-@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard])
+@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard, LastLossProportional, OrderDP])
 def test_the_state_travels(make, num_samples):
     first, second = make(num_samples=num_samples), make(num_samples=num_samples)
     shapes = {k: v.shape for k, v in first.state_dict().items()}
@@ -35,7 +46,7 @@ def test_the_state_travels(make, num_samples):
     assert LastLoss().config() != LastLoss(temperature=2.0).config()
 
 
-@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard])
+@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard, LastLossProportional, OrderDP])
 def test_a_state_that_does_not_fit_is_refused(make):
     selector = make(num_samples=4)
     key = next(iter(selector.state_dict()))
@@ -46,13 +57,13 @@ def test_a_state_that_does_not_fit_is_refused(make):
         selector.load_state_dict({key: torch.zeros(5, 1)})
 
 
-@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard])
+@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard, LastLossProportional, OrderDP])
 def test_an_id_out_of_range_is_named_at_once(make):
     with pytest.raises(ValueError, match="the id 4"):
         make(num_samples=4).select(candidates(torch.tensor([0, 4])), 1)
 
 
-@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard])
+@pytest.mark.parametrize("make", [Rotate, LastLoss, LastLossHard, LastLossProportional, OrderDP])
 def test_an_id_out_of_range_on_the_device_is_reported_by_check(make, monkeypatch):
     monkeypatch.setattr(memories, "_on_host", lambda ids: False)
     selector = make(num_samples=4)
@@ -63,7 +74,19 @@ def test_an_id_out_of_range_on_the_device_is_reported_by_check(make, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "selector", [Rotate(30), LastLoss(num_samples=30), LastLossHard(30), Density(8), DensityPublic(8)]
+    "selector",
+    [
+        Rotate(30),
+        LastLoss(num_samples=30),
+        LastLossHard(30),
+        LastLossProportional(cap="chance", num_classes=3, num_samples=30),
+        OrderDP(num_samples=30),
+        BalancedProportional(num_samples=30),
+        RhoRemembered(torch.rand(30)),
+        RhoRemembered(torch.rand(30), temperature=1.0),
+        Density(8),
+        DensityPublic(8),
+    ],
 )
 def test_no_step_waits_for_the_device(selector, monkeypatch):
     monkeypatch.setattr(memories, "_on_host", lambda ids: False)

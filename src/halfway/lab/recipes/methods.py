@@ -24,7 +24,7 @@ from ...selectors import SELECTORS, Selector
 FULL = "full"
 
 # Settings that the training fills in itself, from the data, the loss and the run.
-_FILLED_IN = {"self", "data", "prune_ratio", "common", "loss_fn", "num_samples", "target"}
+_FILLED_IN = {"self", "data", "prune_ratio", "common", "loss_fn", "num_samples", "num_classes", "target"}
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,10 @@ def names() -> list[str]:
 
 
 def comparable() -> list[str]:
-    """The methods that need no preparation: all but `rho`, which needs the losses of a holdout model. Without controls,
-    which are no methods to choose from."""
-    return [name for name in names() if name != "rho" and name not in CONTROLS]
+    """The methods that need no preparation: all but those that compare with the losses of another model, and `proxy`,
+    which needs a small one. Without controls, which are no methods to choose from."""
+    prepared = ("rho", "rho_remembered", "proxy", *CONTROLS)
+    return [name for name in names() if name not in prepared]
 
 
 def resolve(name: str) -> str:

@@ -178,7 +178,9 @@ class Recipe:
         known: what a selector may ask for (`loss_fn`, `num_samples`).
         """
         method = self.pruning
-        return None if method is None or method.before_epoch else method.selector(self.method_settings, **known)
+        if method is None or method.before_epoch:
+            return None
+        return method.selector(self.method_settings, num_classes=self.data.classes, **known)
 
     def sampler(self, samples: int, per_epoch: int) -> EpochSampler | None:
         """A new sampler with its settings, if the method decides before the epoch.
