@@ -23,7 +23,7 @@ BUDGETS = {
     "lab": 6_200,
     "loading": 460,
     "samplers": 640,
-    "selectors": 1_300,
+    "selectors": 1_460,
     "state": 420,
 }
 TOGETHER = 2_000  # blocker and engine: what has to be read to trust a replay
