@@ -8,9 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from halfway.selectors.tools.pivotal import _round, _systematic, _without_ties, distances, pivotal, rounds, standardised
+from halfway.selectors.tools.draw import inclusion_probabilities
+from halfway.selectors.tools.pivotal import (
+    _WHOLE,
+    _masses,
+    _round,
+    _systematic,
+    _without_ties,
+    distances,
+    pivotal,
+    rounds,
+    standardised,
+)
 from tests.helpers.balanced import assert_equally_likely, between, clustered, drawn
-from tests.helpers.draws import generator, randn
+from tests.helpers.draws import generator, randn, within
 
 # -------------------------------------------------------------------------------------------- the pivotal method
 
@@ -189,6 +200,81 @@ def test_those_who_are_all_alike_pair_off_at_random():
     apart = between(randn(size, 3))
     order = _without_ties(apart, source).argsort(1)
     assert torch.equal(order, apart.fill_diagonal_(math.inf).argsort(1))  # where there are no ties, nothing changes
+
+
+# --------------------------------------------------------------------------------------- unequal probabilities
+
+
+def unequal(size, count, seed=0):
+    """Probabilities that add up to `count`, some of them 1, some nearly 0."""
+    return inclusion_probabilities((2 * randn(size, seed=seed)).exp(), count, smallest=0.0)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (2, 1), (13, 5), (64, 40), (257, 100), (40, 39)])
+def test_masses_are_the_probabilities_as_whole_numbers_that_add_up(size, count):
+    for seed in range(20):
+        p = unequal(size, count, seed)
+        mass = _masses(p, count)
+        assert mass.dtype == torch.int64
+        assert int(mass.sum()) == count * _WHOLE
+        assert 0 <= int(mass.min()) <= int(mass.max()) <= _WHOLE
+        assert (mass.double() / _WHOLE - p).abs().max() < 2 / _WHOLE
+
+
+def test_masses_of_the_certain_and_the_impossible():
+    tiny = [1e-300, 0.0]
+    assert _masses(torch.tensor([1.0, *tiny, 1.0], dtype=torch.float64), 2).tolist() == [_WHOLE, 0, 0, _WHOLE]
+    almost = torch.tensor([1 - 1e-12, 1 - 1e-12, 1e-12, 1e-12], dtype=torch.float64)
+    assert _masses(almost, 2).tolist() == [_WHOLE, _WHOLE, 0, 0]
+    for seed in range(50):  # close to 1, where the rounding of the sums could give more than the whole
+        rest = 10 ** (-10 * torch.rand(100, generator=generator(seed), dtype=torch.float64))
+        mass = _masses(torch.cat([1 - rest, rest]), 100)
+        assert int(mass.sum()) == 100 * _WHOLE
+        assert 0 <= int(mass.min()) <= int(mass.max()) <= _WHOLE
+
+
+def test_a_duel_of_unequal_masses_is_a_fair_bet():
+    """A small whole, over all numbers of the dice; with three units that are far from the two that meet."""
+    whole, far = 7, torch.full((5, 5), 9.0, dtype=torch.float64).fill_diagonal_(math.inf)
+    far[0, 1] = far[1, 0] = 1.0
+    for a in range(1, whole):
+        for b in range(1, whole):
+            mass = torch.tensor([a, b, 0, whole, 0])
+            chances = a + b if a + b < whole else 2 * whole - a - b
+            after = torch.stack([_round(far, mass, torch.full((5,), n), whole) for n in range(chances)])
+            assert (after.sum(0) == chances * mass).all()
+
+
+@pytest.mark.parametrize(("count", "make"), [(5, clustered), (9, clustered), (4, randn), (4, torch.zeros)])
+def test_every_sample_is_drawn_with_its_own_probability(count, make):
+    size, source, draws = 13, generator(5), 700
+    d = between(make(size, 3) if make is not clustered else clustered(size))
+    p = unequal(size, count, seed=count)
+    assert float(p.max() - p.min()) > 0.4
+    chosen = drawn(lambda: pivotal(d, count, source, p), size, draws)
+    assert (chosen.sum(1) == count).all()
+    for frequency, probability in zip(chosen.mean(0).tolist(), p.tolist(), strict=True):
+        assert within(frequency, probability, draws, sigmas=4)
+
+
+def test_also_unequal_ones_where_rounds_do_not_suffice(monkeypatch):
+    monkeypatch.setattr("halfway.selectors.tools.pivotal.rounds", lambda size: 1)
+    size, source, draws = 12, generator(1), 900
+    d, p = between(2.0 ** torch.arange(size).unsqueeze(1)), unequal(12, 5)
+    chosen = drawn(lambda: pivotal(d, 5, source, p), size, draws)
+    assert (chosen.sum(1) == 5).all()
+    for frequency, probability in zip(chosen.mean(0).tolist(), p.tolist(), strict=True):
+        assert within(frequency, probability, draws, sigmas=4)
+
+
+def test_unequal_twins_are_never_both_drawn_and_the_likelier_one_wins_more_often():
+    size, source, draws = 16, generator(2), 400
+    x = randn(size // 2, 5).repeat(2, 1)
+    p = torch.cat([torch.linspace(0.5, 0.9, 8), torch.linspace(0.5, 0.1, 8)]).double()
+    chosen = drawn(lambda: pivotal(between(x), 8, source, p), size, draws)
+    assert (chosen[:, :8] + chosen[:, 8:] == 1).all()
+    for frequency, probability in zip(chosen.mean(0).tolist(), p.tolist(), strict=True):
+        assert within(frequency, probability, draws, sigmas=4)
 
 
 # ---------------------------------------------------------------------------------------- coordinates, distances
