@@ -93,6 +93,15 @@ def test_all_selectors_and_samplers_are_methods() -> None:
         assert preset.keys() <= methods.settings_of(methods.METHODS[name].implementation).keys()
 
 
+def test_the_number_of_classes_comes_from_the_data() -> None:
+    r = small(method="last_loss_proportional", prune_ratio=0.5, **{"last_loss_proportional.cap": "chance"})
+    selector = r.selector()
+    assert selector is not None
+    assert selector.config()["num_classes"] == r.data.classes == 10
+    with pytest.raises(ValueError, match="no setting 'num_classes'"):
+        small(method="last_loss_proportional", **{"last_loss_proportional.num_classes": 3})
+
+
 def test_infobatch_is_the_hand_written_loop_bit_for_bit() -> None:
     r = small(method="infobatch", prune_ratio=0.5)
     loaded = load(r)
