@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import Candidates, Ranking
+from .base import Candidates, Ranking, Wish
 from .tools.draw import gumbel, without_ties
 from .tools.irreducible import IrreducibleLosses
 from .tools.last_losses import LastLosses, known_or_mean
@@ -37,7 +37,7 @@ class RhoRemembered(Ranking):
 
     name = "rho_remembered"
     wants_ids = "required"
-    wants_losses = "required"
+    wants_losses: Wish = "required"
 
     def __init__(
         self, losses: str | Path | Tensor | None = None, temperature: float = 0.0, use_loss: bool = True
