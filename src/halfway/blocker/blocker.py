@@ -19,6 +19,7 @@ from ..batches.reading import Readings
 from ..engine.autocast import autocast_from_text
 from ..engine.cut import Cut, CutSkipped, Seen
 from ..engine.engine import Engine
+from ..engine.probe import step_flops
 from ..functional import retained_count
 from ..modules import find_layer, group_of, suggest, unwrap
 from ..ratios import PruneRatio, Ratios
@@ -108,7 +109,8 @@ class ForwardBlocker(Joinable):
         self._validated = False
         self._removed = False
         self._reminders = Reminders(self._counters)
-        self._root, compiled = unwrap(model)
+        self._step_flops = 0.0  # of the model, per sample; only for selectors with a model of their own
+        self._root, self._compiled = unwrap(model)
         check_root(self._root)
         self._forward, self._readings = Forward(self._root), Readings()
         self._engine: Engine | None = None
@@ -116,7 +118,7 @@ class ForwardBlocker(Joinable):
         other = _live.get(self._root)
         if other is not None and other() is not None:
             raise ValueError("this model already has a live ForwardBlocker; call its remove() first")
-        self._feedback = Feedback(self.selector, self._root, compiled)
+        self._feedback = Feedback(self.selector, self._root, self._compiled)
         cut: Cut | None = None
         if self.selector.needs == "outputs":
             if at is not None:
@@ -125,13 +127,13 @@ class ForwardBlocker(Joinable):
                     f"at={find_layer(self._root, at)[0]!r} is not used; pass at=None",
                     stacklevel=3,
                 )
-            cut = Cut(self._root, self._root, "the model's output", compiled, self._feedback.watched)
+            cut = Cut(self._root, self._root, "the model's output", self._compiled, self._feedback.watched)
         elif at is not None:
             self._layer_name, layer = find_layer(self._root, at)
             check_layer(self._layer_name, layer)
             self.selector.bind(self._layer_name, layer)
             if self.selector.needs == "features":
-                cut = Cut(self._root, layer, self._layer_name, compiled, output=output)
+                cut = Cut(self._root, layer, self._layer_name, self._compiled, output=output)
         elif self.selector.needs == "features":
             raise ValueError(
                 f"the selector {self.selector.name!r} looks at features, so at= must name a layer "
@@ -185,11 +187,14 @@ class ForwardBlocker(Joinable):
             # Also where nothing is pruned yet: an error should come in the first second, not in epoch 6.
             with self._forward.explaining(whole):
                 self._engine.validate(call, retained_count(call.size, self._ratios.largest))
+        if self.selector.needs == "inputs" and not self._validated:
+            self._step_flops = step_flops(self._root, self._compiled, call)
         self._validated = True
         Join.notify_join_context(self)
         self._ranks.defer = self._join_config.enable
         generator = self._generator(call.inputs.tensors()[0].device)
-        return self._step(call, Candidates(call.size, generator, ids=ids, targets=targets, ranks=self._ranks)).value()
+        candidates = Candidates(call.size, generator, ids=ids, targets=targets, ranks=self._ranks, call=call)
+        return self._step(call, candidates).value()
 
     def _step(self, call: Call, candidates: Candidates) -> Batch:
         counters, selector, engine, size = self._counters, self.selector, self._engine, call.size
@@ -218,6 +223,8 @@ class ForwardBlocker(Joinable):
         counters.spent += count
         if engine is not None and count < size:
             counters.spend_shallow(size - count)
+        if self._step_flops:
+            counters.spent += selector.spent_flops() / self._step_flops
         self.last = selection
         self._feedback.expect(candidates, None if selection is None else selection.indices)
         return part.whole

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..batches.inputs import Inputs
+from ..batches.inputs import Call, Inputs
 from ..modules import is_compiled
 from .autocast import Autocast, AutocastState
 from .cut import Cut, Seen
@@ -251,6 +251,13 @@ class Prober:
         """Compiled parts must not meet a dispatch mode: some versions never compile them again."""
         compiled = self.cut.compiled or any(map(is_compiled, self.footprint.modules))
         return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
+
+
+def step_flops(root: nn.Module, compiled: bool, call: Call) -> float:
+    """FLOPs of a training step per sample. Two samples run through the whole model, and leave no trace."""
+    few = call.part(torch.arange(min(2, call.size), device=call.inputs.tensors()[0].device))
+    meter = Prober(Cut(root, root, "the model's output", compiled), several_ranks=False).meter(few.inputs)
+    return (meter.forward + meter.backward) / few.size
 
 
 @contextlib.contextmanager

@@ -451,7 +451,7 @@ def _needing_nothing(selector: str | Selector) -> Selector:
     if kind.needs != "nothing":
         possible = sorted(name for name, other in selectors.SELECTORS.items() if other.needs == "nothing")
         raise ValueError(
-            f"the selector {kind.name!r} looks at the model's {kind.needs}, for which samples must be loaded: use "
+            f"the selector {kind.name!r} looks at the {kind.needs}, for which samples must be loaded: use "
             f"halfway.ForwardBlocker. Before loading there are {possible}"
         )
     return selectors.make(selector)

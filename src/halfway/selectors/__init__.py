@@ -21,6 +21,7 @@ from .last_loss_proportional import LastLossProportional
 from .loss import Loss
 from .loss_rank import LossRank
 from .order_dp import OrderDP
+from .proxy import Proxy
 from .random import Random
 from .rho import Rho
 from .rho_remembered import RhoRemembered
@@ -45,6 +46,8 @@ SELECTORS: dict[str, type[Selector]] = {
         BalancedRemembered,
         BalancedProportional,
         RhoRemembered,
+        # Decided by a small model of its own.
+        Proxy,
         # Decided from the model's outputs.
         Loss,
         LossRank,
@@ -92,6 +95,7 @@ __all__ = [
     "LossRank",
     "OrderDP",
     "OutputRanking",
+    "Proxy",
     "Random",
     "Ranking",
     "Rho",

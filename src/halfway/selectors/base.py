@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional
+from ..batches.inputs import Call
 from ..settings import plain_settings, recorded_settings
 from ..state.flags import StickyFlag
 from ..state.ranks import ALONE, Ranks
@@ -54,6 +55,7 @@ class Candidates:
     outputs: what the model returns for all samples, detached; None unless `needs` says "outputs".
     targets: the part of the batch that holds them; None if there is none or the selector does not use targets.
     watched: (B, ...) input of the module that the selector watches; None unless `needs` says "outputs".
+    call: what goes to the model, as it is and of some rows (`call.part(rows)`); None before samples are loaded.
     """
 
     size: int
@@ -64,6 +66,7 @@ class Candidates:
     outputs: Any = None
     targets: Any = None
     watched: Tensor | None = None
+    call: Call | None = None
 
     @property
     def required_ids(self) -> Tensor:
@@ -77,7 +80,14 @@ class Candidates:
         assert self.features is not None, "the blocker passes features to a selector that needs them"
         return self.features
 
+    @property
+    def required_call(self) -> Call:
+        """For a selector that needs the inputs."""
+        assert self.call is not None, "the blocker passes the call to a selector that needs inputs"
+        return self.call
 
+
+Needs = Literal["nothing", "inputs", "features", "outputs"]
 Wish = Literal["no", "optional", "required"]
 
 
@@ -87,9 +97,10 @@ class Selector:
 
     Attributes:
         name: what users call it.
-        needs: what must have run before the choice. "nothing": the batch is cut before the model runs. "features": the
-            shallow layers run on all samples. "outputs": the whole forward pass does, and only the backward is saved.
-            A class attribute: what a method costs is known without an instance.
+        needs: what must have run before the choice. "nothing": the batch is cut before the model runs, or before it is
+            loaded. "inputs": the batch must be loaded. "features": the shallow layers run on all samples. "outputs":
+            the whole forward pass does, and only the backward is saved. A class attribute: what a method costs is known
+            without an instance.
         wants_ids, wants_targets, wants_losses: whether it uses them ("no", "optional", "required"). Losses are those of
             `blocker.observe(losses)`.
         target: which part of the batch holds the targets: a position or a name; None: the second part, or the first
@@ -97,7 +108,7 @@ class Selector:
     """
 
     name: ClassVar[str]
-    needs: ClassVar[Literal["nothing", "features", "outputs"]] = "nothing"
+    needs: ClassVar[Needs] = "nothing"
     wants_ids: Wish = "no"
     wants_targets: Wish = "no"
     wants_losses: Wish = "no"
@@ -149,6 +160,11 @@ class Selector:
         constructor's arguments, with functions by name."""
         settings: dict[str, Any] = vars(self).get("_settings", {})
         return {name: _named(value) if callable(value) else value for name, value in settings.items()}
+
+    def spent_flops(self) -> float:
+        """What models of its own have computed since this was last asked. 0 for most; the blocker adds it to the cost
+        of a selector that needs inputs."""
+        return 0.0
 
     def diagnostics(self) -> dict[str, float]:
         """Figures about the choices so far, for `stats`; empty if there are none. May wait for the device."""
@@ -227,7 +243,7 @@ class OutputRanking(Ranking):
         target: which part of the batch holds the targets, see `Selector`.
     """
 
-    needs = "outputs"
+    needs: ClassVar[Needs] = "outputs"
     wants_targets = "required"
 
     def __init__(self, loss_fn: LossFunction | None = None, target: int | str | None = None) -> None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import did_you_mean
 from ...samplers import SAMPLERS, EpochSampler
 from ...selectors import SELECTORS, Selector
+from ...selectors.base import Needs
 
 FULL = "full"
 
@@ -46,7 +47,7 @@ class Method:
         return self.implementation in SAMPLERS
 
     @property
-    def needs(self) -> Literal["nothing", "features", "outputs"]:
+    def needs(self) -> Needs:
         """What it must see of a sample before it can prune it, see `Selector.needs`."""
         return "nothing" if self.before_epoch else SELECTORS[self.implementation].needs
 
