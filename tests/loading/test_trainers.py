@@ -97,9 +97,11 @@ def _environment(rank: int) -> None:
 
 def _lightning_on(rank: int, tmp: str) -> Any:
     _environment(rank)
+    options = {"devices": 2, "strategy": "ddp", "max_epochs": 2}
+    with pytest.raises(TypeError, match="use_distributed_sampler=False"):
+        fit(batches_of(), tmp, **options)
     batches = batches_of(DistributedSampler(data(), 2, rank))
-    options = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "max_epochs": 2}
-    return fit(batches, tmp, **options).steps
+    return fit(batches, tmp, use_distributed_sampler=False, **options).steps
 
 
 def test_lightning_on_two_processes_needs_its_own_samplers_switched_off(tmp_path) -> None:
