@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..batches import rows
 from ..tables import columns
-from .plain import Plain
+from .plain import Given, Plain
 
 # How far two runs of one operation on different batch sizes may differ, relative to the output's norm.
 _TOLERANCE = {
@@ -237,6 +237,7 @@ class Plan:
     places: where the samples may sit in the outputs of each operation of the program, if they are apart there.
     forced: operations of the program, by number, that were seen to mix samples.
     uneven: operations that are given other numbers or sizes on S samples than on N: what they are given.
+    explained: what operations were given on N and on S samples in an earlier step, where `explains` said yes.
     undecided: whether a random draw did not show whose it was; another one may.
     mixed_features: why the features at the cut depend on other samples, if they do.
     """
@@ -247,6 +248,7 @@ class Plan:
     places: dict[int, list[list[RowLayout]]] = field(default_factory=dict)
     forced: set[int] = field(default_factory=set)
     uneven: dict[int, tuple[Plain, Plain]] = field(default_factory=dict)
+    explained: dict[int, tuple[Given, Given]] = field(default_factory=dict)
     refusal: str = ""
     undecided: bool = False
     mixed_features: str = ""
