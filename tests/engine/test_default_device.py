@@ -68,6 +68,8 @@ def batches() -> list[tuple[Tensor, Tensor, Tensor]]:
 def made(name: str) -> halfway.Selector:
     if name.startswith("rho"):
         return SELECTORS[name](losses=torch.linspace(0, 1, N, device="cpu", dtype=torch.float32))
+    if name == "proxy":
+        return SELECTORS[name](model=nn.Linear(6, 3, device="cpu", dtype=torch.float32))
     settings: dict[str, Any] = {
         "density": {"num_centroids": 6},
         "density_public": {"num_centroids": 6},

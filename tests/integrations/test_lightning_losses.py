@@ -34,7 +34,7 @@ class Reports(Module):
         return {"loss": losses.mean(), "losses": losses}
 
 
-SELECTORS = [name for name in halfway.selectors.SELECTORS if not name.startswith("rho")]
+SELECTORS = [name for name in halfway.selectors.SELECTORS if not name.startswith("rho") and name != "proxy"]
 
 
 @pytest.mark.parametrize("selector", SELECTORS)

@@ -82,6 +82,18 @@ def test_every_method_trains_and_costs_what_was_predicted(method: str, feature: 
         assert int(retained.sum()) >= counts["retained"] - 2 * 160
 
 
+def test_a_proxy_is_a_smaller_network_and_costs_what_was_predicted() -> None:
+    wide = {"model.options": {"width": 16, "blocks": [1, 1, 1, 1]}}
+    r = small(method="proxy", prune_ratio=0.5, **wide, **{"proxy.model": {"width": 8}})
+    training = trained(r)
+    counts = training._blocking()
+    assert 0.5 < counts["spent"] / counts["seen"] < 1
+    # Every fourth of the 20 batches, which are 2 of the first epoch's 5.
+    assert counts["spent"] / counts["seen"] == pytest.approx(price.predicted_cost(r).run, abs=0.01)
+    with pytest.raises(ValueError, match=r"proxy\.model=\{width: 8\}"):
+        small(method="proxy", prune_ratio=0.5).selector()
+
+
 def test_all_selectors_and_samplers_are_methods() -> None:
     assert {*SELECTORS, *SAMPLERS} <= {*methods.METHODS, *methods.ALIASES}
     assert methods.find("density") is methods.find("pfb")

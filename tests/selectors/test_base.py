@@ -112,4 +112,5 @@ def test_what_a_selector_needs_is_known_without_making_one():
             ["random", "rotate", "last_loss", "last_loss_hard", "last_loss_proportional", "order_dp"], "nothing"
         ),
         **dict.fromkeys(["balanced_remembered", "balanced_proportional", "rho_remembered"], "nothing"),
+        "proxy": "inputs",
     }

@@ -5,12 +5,13 @@ A pruned sample pays for what its method must see of it: nothing, the layers up 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import lru_cache
 from typing import Any, Literal
 
 from ...costs.cost import Cost, cost_of, relative_cost, share_of_run
-from .methods import METHODS
+from .methods import METHODS, settings_of
 from .schema import Recipe
 
 Equal = Literal["ratio", "flops"]
@@ -19,7 +20,12 @@ Equal = Literal["ratio", "flops"]
 def predicted_cost(recipe: Recipe) -> Cost:
     """The cost of a pruned step and of the run, relative to full data, counted on the meta device."""
     ratio = recipe.prune_ratio if recipe.prunes else 0.0
-    return cost_of(probe_share(recipe), ratio, share_of_run(recipe.schedule, recipe.length))
+    pruned_share = share_of_run(recipe.schedule, recipe.length)
+    cost = cost_of(probe_share(recipe), ratio, pruned_share)
+    if recipe.pruning is not None and recipe.pruning.needs == "inputs":
+        # Its small model also learns where nothing is pruned.
+        return dataclasses.replace(cost, run=cost.run + (1 - pruned_share) * _small(recipe)[1])
+    return cost
 
 
 def probe_share(recipe: Recipe) -> float:
@@ -27,9 +33,13 @@ def probe_share(recipe: Recipe) -> float:
     method = recipe.pruning
     if method is None or method.needs == "nothing":
         return 0.0
+    model, data = recipe.model, recipe.data
+    if method.needs == "inputs":
+        # Its small model runs on all samples, and is trained on the retained ones.
+        forward, training = _small(recipe)
+        return (forward + (1 - recipe.prune_ratio) * training) / recipe.prune_ratio
     cut = recipe.cut if method.needs == "features" else None
-    model = recipe.model
-    return _forward_share(model.name, json.dumps(model.options), recipe.data.classes, recipe.data.size, cut)
+    return _forward_share(model.name, json.dumps(model.options), data.classes, data.size, cut)
 
 
 def fitted(recipe: Recipe, equal: Equal | None) -> dict[str, Any]:
@@ -69,17 +79,43 @@ def random_ratio(recipe: Recipe) -> float:
 def _forward_share(name: str, options: str, classes: int, size: tuple[int, int], cut: str | None) -> float:
     """The share of the forward pass up to the cut (None: of all of it) in a training step. `options`: of the network,
     as JSON."""
+    if cut is None:
+        forward, step = _flops(name, options, classes, size)
+        return forward / step if step else 0.0
+    from ...costs.cost import cost
+
+    model, example = _on_meta(name, options, classes, size)
+    return cost(model, cut, 0.0, example).shallow_share
+
+
+def _small(recipe: Recipe) -> tuple[float, float]:
+    """What `proxy` costs per sample, relative to a training step of the model: its forward pass, and its training,
+    which happens on every n-th batch."""
+    name, data = recipe.model.name, recipe.data
+    every = recipe.method_settings.get("every", settings_of("proxy")["every"])
+    forward, step = _flops(name, json.dumps(recipe.proxy_options), data.classes, data.size)
+    whole = _flops(name, json.dumps(recipe.model.options), data.classes, data.size)[1]
+    return forward / whole, step / whole / every
+
+
+@lru_cache
+def _flops(name: str, options: str, classes: int, size: tuple[int, int]) -> tuple[float, float]:
+    """Of the forward pass and of a training step of two samples."""
+    from ...costs.cost import run_metered
+    from ...engine.flops import Meter
+
+    model, example = _on_meta(name, options, classes, size)
+    meter = Meter()
+    run_metered(model, (example,), meter)
+    return meter.forward, meter.forward + meter.backward
+
+
+def _on_meta(name: str, options: str, classes: int, size: tuple[int, int]) -> tuple[Any, Any]:
+    """The network and two samples, without memory."""
     import torch
 
-    from ...costs.cost import cost, run_metered
-    from ...engine.flops import Meter
     from ..models import small as nets
 
     with torch.device("meta"):
         model = nets.build(name, classes, json.loads(options), None, 0, size[0]).train()
-    example = torch.empty(2, 3, *size, device="meta")
-    if cut is not None:
-        return cost(model, cut, 0.0, example).shallow_share
-    meter = Meter()
-    run_metered(model, (example,), meter)
-    return meter.share(meter.forward)
+    return model, torch.empty(2, 3, *size, device="meta")

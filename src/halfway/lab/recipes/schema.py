@@ -180,7 +180,26 @@ class Recipe:
         method = self.pruning
         if method is None or method.before_epoch:
             return None
-        return method.selector(self.method_settings, num_classes=self.data.classes, **known)
+        settings = self.method_settings
+        if method.implementation == "proxy":
+            settings["model"] = self._small_model()
+        return method.selector(settings, num_classes=self.data.classes, **known)
+
+    @property
+    def proxy_options(self) -> dict[str, Any]:
+        """The options of the small network of `proxy`: the recipe's own, with those of `proxy.model` instead."""
+        given = self.method_settings.get("model")
+        if not isinstance(given, dict) or not given:
+            raise ValueError(
+                "the method 'proxy' needs a small network: proxy.model={width: 8} is the recipe's own with this option"
+            )
+        return {**self.model.options, **given}
+
+    def _small_model(self) -> Any:
+        from ..models import small as nets
+
+        size = self.data.size[0]
+        return nets.build(self.model.name, self.data.classes, self.proxy_options, None, self.seed, size)
 
     def sampler(self, samples: int, per_epoch: int) -> EpochSampler | None:
         """A new sampler with its settings, if the method decides before the epoch.
