@@ -75,6 +75,7 @@ SETTINGS: dict[Any, dict[str, Any]] = {
     selectors.RhoRemembered: {"losses": torch.zeros(N), "temperature": 0.5, "use_loss": True},
     selectors.Balanced: {"grid": 1, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
     selectors.BalancedRemembered: {"dim": 3, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
+    selectors.EarlyExit: {"num_classes": 3, "grid": 1, "dim": 4, "lr": 0.5, "channel_dim": 1, "target": 1},
     selectors.Loss: {"target": 1},
     selectors.LossRank: {"pressure": 2.5, "target": 1},
     selectors.SelectiveBackprop: {"beta": 0.5, "history": 8, "target": 1},

@@ -23,8 +23,8 @@ BUDGETS = {
     "lab": 6_200,
     "loading": 460,
     "samplers": 640,
-    "selectors": 1_460,
-    "state": 420,
+    "selectors": 1_900,
+    "state": 485,
 }
 TOGETHER = 2_000  # blocker and engine: what has to be read to trust a replay
 

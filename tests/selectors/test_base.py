@@ -107,7 +107,7 @@ def test_a_rank_without_batches_takes_part_in_what_any_selector_learns():
 
 def test_what_a_selector_needs_is_known_without_making_one():
     assert {name: kind.needs for name, kind in SELECTORS.items() if kind.needs != "outputs"} == {
-        **dict.fromkeys(["density", "density_public", "balanced"], "features"),
+        **dict.fromkeys(["density", "density_public", "balanced", "early_exit"], "features"),
         **dict.fromkeys(
             ["random", "rotate", "last_loss", "last_loss_hard", "last_loss_proportional", "order_dp"], "nothing"
         ),

@@ -14,6 +14,7 @@ from .base import Candidates, OutputRanking, Ranking, Selection, Selector
 from .density import Density
 from .density_public import DensityPublic
 from .divbs import DivBS
+from .early_exit import EarlyExit
 from .grad_norm import GradNorm
 from .last_loss import LastLoss
 from .last_loss_hard import LastLossHard
@@ -36,6 +37,7 @@ SELECTORS: dict[str, type[Selector]] = {
         Density,
         DensityPublic,
         Balanced,
+        EarlyExit,
         # Decided before the model runs.
         Random,
         Rotate,
@@ -87,6 +89,7 @@ __all__ = [
     "Density",
     "DensityPublic",
     "DivBS",
+    "EarlyExit",
     "GradNorm",
     "LastLoss",
     "LastLossHard",

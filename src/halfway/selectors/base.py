@@ -123,7 +123,8 @@ class Selector:
         """Called once by the blocker, with the layer the features will come from."""
 
     def watches(self, root: nn.Module) -> nn.Module | None:
-        """The module of the model whose input this selector wants to see; None for none.
+        """The module of the model whose input this selector wants to see; None for none. Called once, before `bind`:
+        here a selector can look at the model.
 
         A selector that needs outputs finds it in `Candidates.watched`, for all samples. One that needs nothing gets it
         in `note` during the model's own call, for the retained samples.

@@ -32,10 +32,10 @@ class EarlyExit(Selector):
 
     What: the features at the cut, averaged over a `grid` x `grid` map and projected at random to at most `dim` numbers,
         enter a linear head. Score: KL(target || prediction), with what earlier batches taught; for a class y that is
-        -log p_y, and a mixed label is not preferred for its own entropy. Samples are drawn with probability min(1, c w),
-        w = 1 - exp(-score), which for a class is 1 - p_y; or the S largest scores stay. Then the head learns from *all*
-        samples, the pruned ones and those of epochs without pruning included: one step of SGD (momentum 0.9, from zero)
-        on inputs standardised by their running mean and variance.
+        -log p_y, and a mixed label is not preferred for its own entropy. Samples are drawn with probability
+        min(1, c w), w = 1 - exp(-score), which for a class is 1 - p_y; or the S largest scores stay. Then the head
+        learns from *all* samples, the pruned ones and those of epochs without pruning included: one step of SGD
+        (momentum 0.9, from zero) on inputs standardised by their running mean and variance.
     Source: early exits are those of Teerapittayanon, McDanel & Kung, "BranchyNet", ICPR 2016. Their use for pruning is
         ours, and not compared with the others yet.
     Cost: the shallow forward of all samples, like `Density`, and 6 D C FLOPs for each. Over ranks one sum of
@@ -50,7 +50,8 @@ class EarlyExit(Selector):
         num_classes: C; None: the number of outputs of the model's last linear layer.
         grid: side of the map that images are averaged over; tokens and sequences are averaged over all positions.
         dim: D, the most inputs of the head.
-        lr: learning rate of the head.
+        lr: learning rate of the head. The smaller the batch, the more of a step is noise, which can make the head worse
+            than chance: lower it for small batches.
         channel_dim: axis of the features that holds the channels; None works it out from the layer.
         target: which part of the batch holds the targets, see `Selector`: classes (B,), where negative ones are no
             label; probabilities (B, C); or masks (B, H, W), of which the shares of the labelled pixels count (255 and

@@ -24,7 +24,7 @@ methods, by what runs on a pruned sample:
                        order_dp, rho_remembered, balanced_remembered, balanced_proportional
   nothing, not loaded  infobatch, infobatch_dagger, ucb, epsilon_greedy, dyn_unc, rs2, random_subset
   a small model        proxy
-  the shallow layers   pfb, density_public, balanced
+  the shallow layers   pfb, density_public, balanced, early_exit
   the forward pass     loss, loss_rank, selective_backprop, grad_norm, divbs, rho, uncertainty
   everything           full, shorter (1 - p of the steps), smaller_batch, smaller_batch_scaled (batches of 1 - p of the
                        size, with the learning rate as it is and scaled by 1 - p)

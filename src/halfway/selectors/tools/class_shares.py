@@ -31,8 +31,8 @@ class ClassShares(NamedTuple):
 
 
 def class_shares(targets: Any, size: int, classes: int, device: torch.device) -> ClassShares | None:
-    """Classes (B,), probabilities (B, C), or masks (B, H, W), of which the shares of the labelled pixels count. None for
-    targets of any other kind. Negative classes are no label, nor is 255 in masks."""
+    """Of classes (B,), probabilities (B, C), or masks (B, H, W), of which the shares of the labelled pixels count; None
+    for other targets. Negative classes are no label, nor is 255 in masks."""
     if not isinstance(targets, Tensor) or targets.ndim not in (1, 2, 3) or len(targets) != size:
         return None
     targets = targets.detach().to(device, non_blocking=True)
