@@ -16,15 +16,15 @@ FILES = 12  # beside the folders, `__init__.py` and `py.typed` included
 # Lines of code, without comments, docstrings and blank lines. A room that needs more should give something up first.
 BUDGETS = {
     "batches": 445,
-    "blocker": 470,
+    "blocker": 480,
     "costs": 320,
-    "engine": 2_850,
+    "engine": 2_870,
     "integrations": 370,
-    "lab": 6_200,
+    "lab": 6_450,
     "loading": 460,
     "samplers": 640,
-    "selectors": 1_900,
-    "state": 485,
+    "selectors": 1_830,
+    "state": 500,
 }
 TOGETHER = 2_000  # blocker and engine: what has to be read to trust a replay
 

@@ -123,9 +123,7 @@ class Training:
         return model, DistributedDataParallel(model, device_ids=on)
 
     def _make_blocker(self) -> ForwardBlocker | None:
-        selector = self.recipe.selector(
-            loss_fn=self.task.losses, num_samples=len(self.data.train), num_classes=self.recipe.data.classes
-        )
+        selector = self.recipe.selector(loss_fn=self.task.losses, num_samples=len(self.data.train))
         if selector is None:
             return None
         return ForwardBlocker(
