@@ -89,12 +89,30 @@ def test_a_head_that_finds_nothing_to_learn_draws_almost_uniformly():
     assert max(spread) < 0.15  # 0.5 for a choice that is certain, as the hard one is
 
 
+def test_a_head_that_learns_noise_in_small_batches_draws_at_random():
+    """Labels that nothing explains, and batches so small that the head overshoots: worse than chance is not hard."""
+    selector, source = EarlyExit(num_classes=10), generator(0)
+    for _ in range(60):
+        x = torch.randn(16, 256, generator=source)
+        batch = candidates(x, torch.randint(10, (16,), generator=source), seed=source)
+        selector.learn(batch, None)
+    assert selector._head.skill < 0.02
+    scores = selector.select(batch, 8).importance
+    assert scores.std() > 1, "the head itself has strong opinions"
+    counts, draws = torch.zeros(16), 2000
+    for _ in range(draws):
+        counts[selector.select(batch, 8).indices] += 1
+    assert all(within(f, 0.5, draws) for f in (counts / draws).tolist())
+
+
 def test_samples_are_drawn_in_proportion_to_the_probability_of_another_class():
     selector, source, draws, S = trained(12), generator(0), 3000, 5
     x, y = toy(99, 12, wrong=[2, 7])
     batch = candidates(x, y, seed=source)
     wrong = 1 - selector._head.log_probabilities(F.pad(x, (0, 250))).exp()[torch.arange(12), y].double()
-    expected = inclusion_probabilities(wrong, S)
+    skill = float(selector._head.skill)
+    assert 0.2 < skill < 1
+    expected = inclusion_probabilities(skill * wrong + (1 - skill) * wrong.mean(), S)
     assert expected.max() > 2 * expected.min()
     counts = torch.zeros(12)
     for _ in range(draws):

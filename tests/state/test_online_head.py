@@ -215,3 +215,19 @@ def test_a_rank_without_batches_and_one_that_is_not_finite():
     assert_same(first, second)
     assert (noted, also) == (True, True), "both ranks report what spoiled the step of both"
     assert first["batches"] == 5
+
+
+def test_skill_is_what_predictions_gain_on_equal_chances():
+    """Measured before the head learns from the batch, averaged as the statistics are; one class per sample."""
+    head, gain, steps = OnlineHead(D, C), 0.0, 25
+    assert head.skill == 0
+    for step in range(steps):
+        classes = torch.arange(12) % C
+        x = torch.cat([F.one_hot(classes, C).float(), torch.ones(12, 1)], 1) + 0.1 * randn(12, D, seed=step)
+        labelled = torch.arange(12) % 6 != 4
+        correct = head.log_probabilities(x).double()[torch.arange(12), classes][labelled].tolist()
+        rate = max(1 / (step + 1), 0.1)
+        gain = (1 - rate) * gain + rate * (math.log(C) + sum(correct) / len(correct))
+        head.learn(x, F.one_hot(classes, C) * labelled.unsqueeze(1).float(), labelled)
+    assert 0.3 < float(head.skill) < 1
+    assert float(head.skill) == pytest.approx(gain / math.log(C), rel=1e-4)

@@ -33,17 +33,18 @@ class EarlyExit(Selector):
     What: the features at the cut, averaged over a `grid` x `grid` map and projected at random to at most `dim` numbers,
         enter a linear head. Score: KL(target || prediction), with what earlier batches taught; for a class y that is
         -log p_y, and a mixed label is not preferred for its own entropy. Samples are drawn with probability
-        min(1, c w), w = 1 - exp(-score), which for a class is 1 - p_y; or the S largest scores stay. Then the head
-        learns from *all* samples, the pruned ones and those of epochs without pruning included: one step of SGD
-        (momentum 0.9, from zero) on inputs standardised by their running mean and variance.
+        min(1, c w), w = k g + (1 - k) mean g, g = 1 - exp(-score), which for a class is 1 - p_y. k is the head's skill:
+        the part of log C by which its recent predictions beat equal chances, so that a head that knows nothing draws at
+        random (`stats.diagnostics["skill_of_head"]`). Or the S largest scores stay. Then the head learns from *all*
+        samples, the pruned ones and those of epochs without pruning included: one step of SGD (momentum 0.9, from zero)
+        on inputs standardised by their running mean and variance.
     Source: early exits are those of Teerapittayanon, McDanel & Kung, "BranchyNet", ICPR 2016. Their use for pruning is
         ours, and not compared with the others yet.
     Cost: the shallow forward of all samples, like `Density`, and 6 D C FLOPs for each. Over ranks one sum of
         (C + 2)(`dim` + 1) numbers per step.
     Caveats: needs neither ids nor a memory of samples, so it can also be used where each sample is seen once. While the
-        head is near chance, the proportional draw is near random (exactly, for an untrained head and classes as
-        targets); pick="hard" never is. Both prefer outliers and wrong labels. Of a compiled model the head sees the
-        pruned steps only.
+        head is no better than chance, the proportional draw is random; pick="hard" never is. Both prefer outliers and
+        wrong labels. Of a compiled model the head sees the pruned steps only.
 
     Args:
         pick: "proportional" (default), or "hard": the largest scores, ties broken at random.
@@ -51,7 +52,7 @@ class EarlyExit(Selector):
         grid: side of the map that images are averaged over; tokens and sequences are averaged over all positions.
         dim: D, the most inputs of the head.
         lr: learning rate of the head. The smaller the batch, the more of a step is noise, which can make the head worse
-            than chance: lower it for small batches.
+            than chance, and the draw random: lower it for small batches.
         channel_dim: axis of the features that holds the channels; None works it out from the layer.
         target: which part of the batch holds the targets, see `Selector`: classes (B,), where negative ones are no
             label; probabilities (B, C); or masks (B, H, W), of which the shares of the labelled pixels count (255 and
@@ -121,13 +122,17 @@ class EarlyExit(Selector):
         score_B = torch.where(score_B.isfinite().all(), score_B, 0.0)
         if self.pick == "hard":
             return Selection(functional.retain(without_ties(score_B, candidates.generator), count), score_B)
-        w_B = weights(score_B, labelled_B, scale="bounded", floor=0.0)
+        g_B = weights(score_B, labelled_B, scale="bounded", floor=0.0)
+        w_B = torch.lerp(g_B.mean(), g_B, self._head.skill.to(g_B))
         return Selection(systematic(inclusion_probabilities(w_B, count), count, candidates.generator), score_B)
 
     def learn(self, candidates: Candidates, retained: Tensor | None) -> None:
         x_BD, targets_BC, labelled_B = self._reading(candidates)
         self._read = None
         self._head.learn(x_BD, targets_BC, labelled_B, candidates.ranks)
+
+    def diagnostics(self) -> dict[str, float]:
+        return {"skill_of_head": float(self._head.skill)} if self._head.classes else {}
 
     def check(self) -> None:
         super().check()

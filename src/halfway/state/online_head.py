@@ -5,6 +5,7 @@ Shape suffixes: B batch, D inputs, C classes.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -49,6 +50,14 @@ class OnlineHead:
         self._mean = torch.zeros(inputs, device="cpu", dtype=torch.float32)
         self._variance = torch.zeros_like(self._mean)
         self._batches = torch.zeros((), device="cpu", dtype=torch.int64)
+        self._gain = torch.zeros((), device="cpu", dtype=torch.float32)
+
+    @property
+    def skill(self) -> Tensor:
+        """() in [0, 1]: the part of log C by which its predictions of the last batches, made before it learned from
+        them, were better than equal chances for all classes. 0 for a head that is no better, or worse."""
+        self.settle()
+        return (self._gain / math.log(self.classes)).clamp(0, 1)
 
     def log_probabilities(self, x_BD: Tensor) -> Tensor:
         """(B, C) float32, from all batches that were learned so far."""
@@ -68,11 +77,14 @@ class OnlineHead:
             ranks: each must call this equally often, and all end up with the same state, bit for bit.
         """
         labelled_B1 = labelled_B.to(torch.float32).unsqueeze(1)
-        surplus_BC = (self.log_probabilities(x_BD).exp() - targets_BC) * labelled_B1
+        log_p_BC = self.log_probabilities(x_BD)
+        surplus_BC = (log_p_BC.exp() - targets_BC) * labelled_B1
+        gain_B1 = (targets_BC * (log_p_BC + math.log(self.classes))).sum(1, keepdim=True)
         # About the running mean, so that squares lose no digits.
         u_BX = torch.cat([x_BD.to(torch.float32) - self._mean, torch.ones_like(labelled_B1)], 1)
-        # (C + 2, D + 1): the gradient; the sum of x; that of its squares. The last column counts.
-        packed = torch.cat([surplus_BC.T @ u_BX, labelled_B1.T @ u_BX, labelled_B1.T @ u_BX.square()])
+        # (C + 2, D + 1): the gradient; the sums of x and of the gain; those of its squares and of the samples.
+        sums = torch.cat([u_BX[:, :-1], gain_B1], 1)
+        packed = torch.cat([surplus_BC.T @ u_BX, labelled_B1.T @ sums, labelled_B1.T @ u_BX.square()])
         if ranks.size == 1:
             self._receive(packed)
         else:
@@ -106,6 +118,7 @@ class OnlineHead:
         self._velocity = torch.where(learns, velocity, self._velocity)
         self._mean = torch.where(learns, mean_D, self._mean)
         self._variance = torch.where(learns, variance_D, self._variance)
+        self._gain = torch.where(learns, (1 - rate) * self._gain + rate * average[-2, -1], self._gain)
         self._batches = self._batches + learns
 
     def _move_to(self, device: torch.device) -> None:
@@ -139,6 +152,7 @@ class OnlineHead:
             "mean": self._mean,
             "variance": self._variance,
             "batches": self._batches,
+            "gain": self._gain,
         }
 
 
