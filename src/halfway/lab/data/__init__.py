@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...errors import did_you_mean
-from . import augment, cifar, digits, folders, segmentation, synthetic
-from .base import IGNORE, IMAGENET, Colours, Data, TestSet, TrainSet
+from . import augment, cifar, digits, folders, folds, segmentation, synthetic
+from .base import IGNORE, IMAGENET, Colours, Data, HeldOut, TestSet, TrainSet
 from .disk import DiskTestSet, DiskTrainSet
 from .memory import MemoryTestSet, MemoryTrainSet, decode
 from .settings import DataSettings
@@ -27,6 +28,7 @@ __all__ = [
     "DataSet",
     "DataSettings",
     "DatasetSources",
+    "HeldOut",
     "Source",
     "TestSet",
     "TrainSet",
@@ -82,11 +84,8 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
     """
     kind = _kind(settings)
     device = torch.device(device)
-    policy = augment.policy(settings.augment, kind.task)
-    batch_policy = None
-    if kind.small or settings.memory:
-        fix = f"{kind.title} always stays there, so set " if kind.small else "set data.memory=false or "
-        batch_policy = augment.batch_form(settings.augment, kind.task, fix)
+    memory = kind.small or settings.memory
+    _policy(settings.augment, kind, memory)  # complains before anything is read
     if root == "synthetic":
         found = _synthetic(settings, kind)
         train, test = found.train, found.test
@@ -95,16 +94,29 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
         _check_classes(found, settings)
         train = _subset(found.train, settings.train_samples, "train_samples", "training", settings.holdout)
         test = _subset(found.test, settings.test_samples, "test_samples", "test")
-    description = f"{found.title}: {_share(train, found.train, 'training')}, {_share(test, found.test, 'test')}"
-    colours, size = kind.colours, settings.size
-    if batch_policy is not None:
-        pixels, targets = decode(train, size, colours, settings.workers, "reading training images")
-        training: TrainSet = MemoryTrainSet(pixels, targets, found.classes, colours, batch_policy, device)
-        tests = decode(test, size, colours, settings.workers, "reading test images")
-        return Data(found.classes, training, MemoryTestSet(*tests, colours, device), description)
-    workers = settings.workers
-    training = DiskTrainSet(train, found.classes, colours, policy.sample(size, colours.fill), workers, device)
-    return Data(found.classes, training, DiskTestSet(test, colours, size, workers, device), description)
+    colours, size, workers = kind.colours, settings.size, settings.workers
+
+    def training(source: Source, augmentation: str) -> TrainSet:
+        policy = _policy(augmentation, kind, memory)
+        if not memory:
+            return DiskTrainSet(source, found.classes, colours, policy(size, colours.fill), workers, device)
+        pixels, targets = decode(source, size, colours, workers, "reading training images")
+        return MemoryTrainSet(pixels, targets, found.classes, colours, policy, device)
+
+    held_out, left_out = None, ""
+    if settings.fold is not None:
+        k, count = settings.fold
+        fold_N = folds.folds_of(train, count, workers)
+        others, ids = ((fold_N == k).eq(mine).nonzero().flatten() for mine in (False, True))
+        held_out = HeldOut(training(train.take(ids.tolist()), "none"), ids, len(train))
+        train = train.take(others.tolist())
+        left_out = f", without fold {k} of {count}"
+    pictures = f"{_share(train, found.train, 'training')}{left_out}, {_share(test, found.test, 'test')}"
+    if memory:
+        tests: TestSet = MemoryTestSet(*decode(test, size, colours, workers, "reading test images"), colours, device)
+    else:
+        tests = DiskTestSet(test, colours, size, workers, device)
+    return Data(found.classes, training(train, settings.augment), tests, f"{found.title}: {pictures}", held_out)
 
 
 def _kind(settings: DataSettings) -> DataSet:
@@ -113,12 +125,24 @@ def _kind(settings: DataSettings) -> DataSet:
     kind = SETS[settings.name]
     if settings.split not in kind.splits:
         raise ValueError(f"{kind.title} has no data.split={settings.split!r}: choose from {', '.join(kind.splits)}")
+    if settings.fold is not None:
+        folds.check(settings.fold)
+        if settings.holdout:
+            raise ValueError("data.fold leaves out training images and data.holdout trains on others: set one of them")
     if min(settings.size) < 1 or settings.classes < 1 or settings.workers < 0:
         raise ValueError(
             f"data.size and data.classes must be positive and data.workers not negative, got {settings.size}, "
             f"{settings.classes} and {settings.workers}"
         )
     return kind
+
+
+def _policy(name: str, kind: DataSet, memory: bool) -> Any:
+    """The augmentation, in the form for batches in memory or for pictures from disk."""
+    if not memory:
+        return augment.policy(name, kind.task).sample
+    fix = f"{kind.title} always stays there, so set " if kind.small else "set data.memory=false or "
+    return augment.batch_form(name, kind.task, fix)
 
 
 def _synthetic(settings: DataSettings, kind: DataSet) -> DatasetSources:

@@ -105,14 +105,30 @@ class TestSet(ABC):
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """A fold of the training images that is not trained on.
+
+    images: not augmented.
+    ids: (n,) int64, their ids among all training images.
+    of: N, how many these are.
+    """
+
+    images: TrainSet
+    ids: Tensor
+    of: int
+
+
+@dataclass(frozen=True)
 class Data:
     """A data set, ready to train on.
 
     classes: names.
     description: one line: which files, how many images.
+    held_out: the fold that is left out of `train`, if one is.
     """
 
     classes: list[str]
     train: TrainSet
     test: TestSet
     description: str
+    held_out: HeldOut | None = None

@@ -18,6 +18,7 @@ class DataSettings:
     train_samples, test_samples: a fixed random subset of that many, the same for every seed; None: all.
     holdout: train on as many of the images that `train_samples` leaves out, for a model whose losses show what can be
         learned of the others (`halfway train --save-losses`).
+    fold: [k, K]: train on all but fold k of K, and score what is left out (`halfway irreducible`).
     split: of the training images, where a data set has several (VOC: train, trainaug).
     memory: decode everything once, keep it on the device, and augment whole batches there; for `augment` "none",
         "crop" and "crop-flip".
@@ -31,6 +32,7 @@ class DataSettings:
     train_samples: int | None = None
     test_samples: int | None = None
     holdout: bool = False
+    fold: tuple[int, int] | None = None
     split: str = "train"
     memory: bool = False
     workers: int = 8

@@ -36,6 +36,11 @@ class Source(ABC):
         """(N,) int64; None in segmentation."""
         return None
 
+    @property
+    def originals(self) -> Tensor | None:
+        """(N,) int64, for a source that makes copies: pictures of the same number are made from the same one."""
+        return None
+
 
 @dataclass(frozen=True)
 class DatasetSources:
