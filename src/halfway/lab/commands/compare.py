@@ -143,6 +143,7 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
     """
     from ..comparison import results, table
     from ..comparison import run as comparison
+    from ..comparison.prepared import prepared
     from ..comparison.results import rivals
     from ..comparison.verdict import judged
     from ..files import DiskFullError, write_whole
@@ -170,11 +171,12 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
         rounds = rounds if session.alone() and not only_tabulate else 0
         timing = comparison.timing(plan, folder, device, rounds, found)
     rows = results.summarise(found, timing["steps"])
-    print(f"\n{table.text(rows)}")
+    charges = "".join(f"\n{each}\n" for each in prepared(found))
+    print(f"\n{table.text(rows)}{charges}")
     if unjudged := [row.group.label for row in rows if rivals(row.group.method) and judged(row) is None]:
         print(f"\nNot judged, for want of random_even and shorter at that cost: {'; '.join(unjudged)}. --controls auto")
     run = next(iter(next(iter(found.values())).values()))
-    write_whole(folder / "table.md", table.markdown(rows, command, run.recipe, run.sessions[-1], timing))
+    write_whole(folder / "table.md", table.markdown(rows, command, run.recipe, run.sessions[-1], timing) + charges)
     results.write(folder, rows, command, found, timing)
     return 0
 

@@ -20,6 +20,7 @@ from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
 from .curves import SAME_COST, Point, Standing, standing
 from .paired import Difference, Residual, difference, residual, standard_error
+from .prepared import prepared
 from .trials import CURVES, Group, Trial
 
 FILE = "results.json"
@@ -208,6 +209,7 @@ def write(folder: Path, rows: Sequence[Row], command: str, results: Results, tim
         **{k: v for k, v in run.sessions[-1].items() if k != "command"},
         "timing": dict(timing),
         "rows": [{"label": row.group.label, **asdict(row)} for row in rows],
+        "prepared": [asdict(each) for each in prepared(results)],
         "groups": (_content(folder) or {}).get("groups", []),
     }
     write_json(folder / FILE, content)
@@ -224,7 +226,7 @@ def read(folder: Path) -> Recorded | None:
     content = _content(folder)
     if content is None:
         return None
-    own = {"command", "recipe", "timing", "rows", "groups", "withdrawn"}
+    own = {"command", "recipe", "timing", "rows", "groups", "withdrawn", "prepared"}
     return Recorded(
         groups={
             _group(entry): {int(seed): Path(run) for seed, run in entry["runs"].items()}

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...costs.cost import Cost, cost_of, relative_cost, share_of_run
 from .methods import METHODS, settings_of
 from .schema import Recipe
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 Equal = Literal["ratio", "flops"]
+_EXAMPLES = 2  # BatchNorm in training mode needs more than one
 
 
 def predicted_cost(recipe: Recipe) -> Cost:
@@ -75,47 +80,66 @@ def random_ratio(recipe: Recipe) -> float:
     return round(1 - relative_cost(probe_share(recipe), recipe.prune_ratio), 3)
 
 
+@dataclass(frozen=True)
+class SampleFlops:
+    """FLOPs of one sample: of the forward pass, and of a training step."""
+
+    forward: float
+    step: float
+
+
+def sample_flops(recipe: Recipe) -> SampleFlops:
+    """What a sample costs in the recipe's network, if it is not pruned."""
+    model = recipe.model
+    return _sample_flops(model.name, json.dumps(model.options), recipe.data.classes, recipe.data.size)
+
+
 @lru_cache
 def _forward_share(name: str, options: str, classes: int, size: tuple[int, int], cut: str | None) -> float:
     """The share of the forward pass up to the cut (None: of all of it) in a training step. `options`: of the network,
     as JSON."""
-    if cut is None:
-        forward, step = _flops(name, options, classes, size)
-        return forward / step if step else 0.0
     from ...costs.cost import cost
 
-    model, example = _on_meta(name, options, classes, size)
-    return cost(model, cut, 0.0, example).shallow_share
+    if cut is not None:
+        model, example = _network(name, options, classes, size, "meta")
+        return cost(model, cut, 0.0, example).shallow_share
+    flops = _sample_flops(name, options, classes, size)
+    return flops.forward / flops.step if flops.step else 0.0
 
 
 def _small(recipe: Recipe) -> tuple[float, float]:
     """What `proxy` costs per sample, relative to a training step of the model: its forward pass, and its training,
     which happens on every n-th batch."""
-    name, data = recipe.model.name, recipe.data
     every = recipe.method_settings.get("every", settings_of("proxy")["every"])
-    forward, step = _flops(name, json.dumps(recipe.proxy_options), data.classes, data.size)
-    whole = _flops(name, json.dumps(recipe.model.options), data.classes, data.size)[1]
-    return forward / whole, step / whole / every
+    options = json.dumps(recipe.proxy_options)
+    small = _sample_flops(recipe.model.name, options, recipe.data.classes, recipe.data.size)
+    whole = sample_flops(recipe).step
+    return small.forward / whole, small.step / whole / every
 
 
 @lru_cache
-def _flops(name: str, options: str, classes: int, size: tuple[int, int]) -> tuple[float, float]:
-    """Of the forward pass and of a training step of two samples."""
+def _sample_flops(name: str, options: str, classes: int, size: tuple[int, int]) -> SampleFlops:
     from ...costs.cost import run_metered
     from ...engine.flops import Meter
 
-    model, example = _on_meta(name, options, classes, size)
-    meter = Meter()
-    run_metered(model, (example,), meter)
-    return meter.forward, meter.forward + meter.backward
+    def metered(device: str) -> Meter:
+        model, example = _network(name, options, classes, size, device)
+        run_metered(model, (example,), meter := Meter())
+        return meter
+
+    try:
+        meter = metered("meta")
+    except (NotImplementedError, RuntimeError):  # a network that needs real values
+        meter = metered("cpu")
+    return SampleFlops(meter.forward / _EXAMPLES, (meter.forward + meter.backward) / _EXAMPLES)
 
 
-def _on_meta(name: str, options: str, classes: int, size: tuple[int, int]) -> tuple[Any, Any]:
-    """The network and two samples, without memory."""
+def _network(name: str, options: str, classes: int, size: tuple[int, int], device: str) -> tuple[nn.Module, Tensor]:
+    """The network, and an example for it."""
     import torch
 
     from ..models import small as nets
 
-    with torch.device("meta"):
+    with torch.device(device):
         model = nets.build(name, classes, json.loads(options), None, 0, size[0]).train()
-    return model, torch.empty(2, 3, *size, device="meta")
+    return model, torch.zeros(_EXAMPLES, 3, *size, device=device)

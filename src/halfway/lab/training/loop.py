@@ -37,6 +37,7 @@ from ..progress import Bar
 from ..recipes import controls
 from ..recipes.schema import Recipe
 from . import optim, tasks
+from .irreducible import Scoring
 from .logs import Logs
 from .order import BatchOrder
 from .rank import rank_and_size
@@ -97,6 +98,7 @@ class Training:
         self.blocker = self._make_blocker()
         self.sampler = recipe.sampler(len(data.train), self.order.per_epoch)
         self.retention = Retention(data.train, device)
+        self.scoring = None if data.held_out is None else Scoring(recipe, data.held_out, device, folder)
         self.step = 0
         # With a sampler: batches trained on, and steps of full data in epochs that were pruned.
         self._batches = self._pruned_steps = 0
@@ -305,6 +307,8 @@ class Training:
         }
         if last or number % self.recipe.evaluate_every == 0:
             metrics["score"] = self.task.evaluate(self.wrapped, self.data.test, self.device)
+            if self.scoring is not None:
+                metrics["held_out_loss"] = self.scoring(self.model, self.step)
         if last and self.recipe.multi_scale:
             scales = self.recipe.multi_scale
             metrics["multi_scale"] = self.task.evaluate(self.wrapped, self.data.test, self.device, scales)

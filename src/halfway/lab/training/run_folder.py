@@ -5,6 +5,7 @@
     metrics.jsonl      one line per round (an epoch, or `log_every` steps)
     last.pt            the checkpoint; loads with `weights_only=True`
     tensorboard/       the same metrics for TensorBoard
+    held_out.pt        losses of the images that the run leaves out (`data.fold`), see `irreducible.Scoring`
 
 A checkpoint is written to another name, flushed to the disk, then renamed. It holds the length of metrics.jsonl, so
 that after a kill the lines of rounds that will be trained again are removed. The first checkpoint is written before the
@@ -44,6 +45,7 @@ class RunFolder:
         self.checkpoint = self.path / "last.pt"
         self.environment = self.path / "environment.json"
         self.tensorboard = self.path / "tensorboard"
+        self.held_out = self.path / "held_out.pt"
 
     def check(self, recipe: Recipe, resume: bool) -> None:
         """Raise unless a run of the recipe may begin, or go on, here. Nothing is written."""
