@@ -171,8 +171,9 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
         rounds = rounds if session.alone() and not only_tabulate else 0
         timing = comparison.timing(plan, folder, device, rounds, found)
     rows = results.summarise(found, timing["steps"])
+    print(f"\n{table.text(rows)}")
     charges = "".join(f"\n{each}\n" for each in prepared(found))
-    print(f"\n{table.text(rows)}{charges}")
+    print(charges, end="")
     if unjudged := [row.group.label for row in rows if rivals(row.group.method) and judged(row) is None]:
         print(f"\nNot judged, for want of random_even and shorter at that cost: {'; '.join(unjudged)}. --controls auto")
     run = next(iter(next(iter(found.values())).values()))

@@ -21,8 +21,8 @@ DIR/losses.pt holds them, what they were made from, and what they cost. DIR/fold
 Ctrl-C, a crash or a kill loses at most one epoch: the same command goes on, and nothing is trained twice.
 
 What it costs: two folds train on half of the images each, together as much as one run of the recipe; K folds as much as
-K - 1 runs (K, if the recipe counts steps). Scoring comes on top: a forward pass of each image per evaluation, fewer with
-evaluate_every=4. Many runs must share the file until it pays; `halfway compare` says how many.
+K - 1 runs (K, if the recipe counts steps). Scoring comes on top: a forward pass of each image per evaluation, so that
+evaluate_every=4 saves some. Many runs must share the file until it pays; `halfway compare` says how many.
 
 Settings of the model (model.name=, model.options.width=) make a cheaper proxy and do not change the unit of the cost.
 Mind that a proxy weaker than the network which uses its losses can be worse than none.
