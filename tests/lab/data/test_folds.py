@@ -101,7 +101,7 @@ def test_every_image_is_held_out_once_and_not_augmented(settings: DataSettings) 
         ids = part.held_out.ids
         seen += ids.tolist()
         assert part.held_out.of == len(whole) == len(part.train) + len(ids)
-        assert f"without fold {k} of 3" in part.description
+        assert f"data.fold=[{k}, 3] is left out" in part.description
         ((x, y, _),) = part.held_out.images.batches([(torch.arange(len(ids)), 7)])
         ((x_whole, y_whole, _),) = whole.batches([(ids, 7)])
         assert torch.equal(x, x_whole)

@@ -3,12 +3,11 @@ file says what it cost."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import shutil
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,12 @@ from halfway.lab.data.base import IMAGENET
 from halfway.lab.data.sources import Arrays, DatasetSources
 from halfway.lab.models import small as nets
 from halfway.lab.recipes.predicted_cost import sample_flops
+from halfway.lab.training import session
 from halfway.lab.training.cross_fitting import centred
 from halfway.lab.training.irreducible import Scoring, losses_of
 from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
-from tests.helpers.small_training import CPU, ENVIRONMENT, SETTINGS, load, same, small, trained, without_times
+from tests.helpers.small_training import CPU, SETTINGS, load, same, small, trained, without_times
 
 WHOLE = 160 // 32 * 32 * 4  # samples of a run of the small recipe on all data
 
@@ -176,25 +176,15 @@ def test_the_flops_of_a_sample_are_those_that_run() -> None:
     assert flops.step == pytest.approx((forward.total + backward.total) / 4)
 
 
-def test_the_cost_is_that_of_the_folds_training_and_scoring(fitted: Path) -> None:
-    cost, flops = read(fitted)["cost"], sample_flops(small())
-    # 80 images are two batches of 32: 4 epochs of 64 samples, and 80 images scored once.
-    fold = (4 * 64 * flops.step + 80 * flops.forward) / (WHOLE * flops.step)
-    assert cost["folds"] == pytest.approx([fold, fold])
-    assert cost["runs"] == pytest.approx(sum(cost["folds"]))
-    assert cost["flops"] == pytest.approx(cost["runs"] * WHOLE * flops.step)
-
-
-def test_a_smaller_proxy_costs_less_in_the_same_unit(fitted: Path, tmp_path: Path) -> None:
-    settings = [word for word in SETTINGS if not word.startswith("model.")]
-    narrow = ["model.options={width: 4, blocks: [1, 1, 1, 1]}", "evaluate_every=4"]
-    out = tmp_path / "narrow"
-    assert main(["irreducible", "tiny-cifar10", "--data", "synthetic", "--out", str(out), *settings, *narrow]) == 0
-    proxy = sample_flops(small(**{"model.options": {"width": 4, "blocks": [1, 1, 1, 1]}}))
+def test_the_cost_is_that_of_the_folds_training_and_scoring_in_runs_of_the_recipes_own_network(fitted: Path) -> None:
+    cost, proxy = read(fitted)["cost"], sample_flops(small())
     recipe = sample_flops(small(**{"model.options": {"width": 16, "blocks": [1, 1, 1, 1]}}))
-    spent = 2 * (4 * 64 * proxy.step + 80 * proxy.forward)
-    assert read(out)["cost"]["runs"] == pytest.approx(spent / (WHOLE * recipe.step))
-    assert read(out)["made_from"]["settings"]["model"]["options"]["width"] == 4
+    # 80 images are two batches of 32: 4 epochs of 64 samples, and 80 images scored once.
+    fold = 4 * 64 * proxy.step + 80 * proxy.forward
+    assert cost["folds"] == pytest.approx([fold / (WHOLE * recipe.step)] * 2)
+    assert cost["runs"] == pytest.approx(sum(cost["folds"]))
+    assert cost["flops"] == pytest.approx(2 * fold)
+    assert recipe.step > 3 * proxy.step
 
 
 # ---------------------------------------------------------------------------------------------- going on, and errors
@@ -212,37 +202,48 @@ def test_nothing_is_trained_twice_and_a_lost_fold_comes_back_the_same(
     assert main(words(out, "evaluate_every=4")) == 0
     said = capsys.readouterr().out
     assert "2 folds, 1 of them trained already" in said
-    assert "fold 2 of 2" in said
-    assert "fold 1 of 2" not in said
+    assert "\nfold-1: " in said
+    assert "\nfold-0: " not in said
     assert (out / "fold-0" / "last.pt").stat().st_mtime_ns == before
     assert torch.equal(read(out)["losses"], read(fitted)["losses"])
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_command_goes_on_to_the_same_losses(fitted: Path, tmp_path: Path, how: int) -> None:
-    out = tmp_path / "stopped"
-    command = words(out, "evaluate_every=4")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "halfway", *command],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    folder = RunFolder(out / "fold-0")
-    end = time.monotonic() + 60
-    while not (folder.metrics.exists() and folder.metrics.stat().st_size):
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    process.send_signal(how)
-    said = process.communicate()[0]
+def test_a_command_stopped_in_the_second_fold_goes_on_to_the_same_losses(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, asked = tmp_path / "stopped", iter(range(100))
+
+    @contextlib.contextmanager
+    def interruptible() -> Iterator[Any]:
+        yield lambda: next(asked) == 7  # asked after each step that ends no epoch: four in a fold
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_interruptible", interruptible)
+        assert main(words(out, "evaluate_every=4")) == 130
+    assert "stopped; to go on: halfway" in capsys.readouterr().out
+    assert (out / "fold-1" / "last.pt").exists()
     assert not (out / "losses.pt").exists()
-    if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert "stopped; to go on: halfway irreducible tiny-cifar10" in said
-    assert main(command) == 0
+    assert main(words(out, "evaluate_every=4")) == 0
     assert torch.equal(read(out)["losses"], read(fitted)["losses"])
+
+
+def test_a_command_killed_between_scores_and_checkpoint_goes_on_to_the_same_losses_and_cost(
+    fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, save = tmp_path / "killed", RunFolder.save
+
+    def killed(folder: RunFolder, state: dict[str, Any]) -> None:
+        if state["finished"]:
+            raise KeyboardInterrupt
+        save(folder, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", killed)
+        assert main(words(out, "evaluate_every=4")) == 130
+    assert (out / "fold-0" / "held_out.pt").exists()
+    assert main(words(out, "evaluate_every=4")) == 0
+    assert torch.equal(read(out)["losses"], read(fitted)["losses"])
+    assert read(out)["cost"] == read(fitted)["cost"]
     metrics = [without_times(RunFolder(path / "fold-0").read_metrics()) for path in (out, fitted)]
     assert metrics[0] == metrics[1]
 
@@ -282,20 +283,19 @@ def test_other_settings_and_lost_scores_are_refused_in_a_folder_that_holds_folds
 def test_rho_reads_the_file_and_compare_says_what_it_cost(
     fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import json
-
     file = fitted / "losses.pt"
     out = tmp_path / "compared"
     words = ["compare", "tiny-cifar10", "--data", "synthetic", "--out", str(out), *SETTINGS, f"rho.losses={file}"]
     assert main([*words, "--methods", "full,rho", "--ratios", "0.5", "--seeds", "0", "--rounds", "0"]) == 0
     said = capsys.readouterr().out
     (entry,) = json.loads((out / "results.json").read_text())["prepared"]
-    cost, flops = read(fitted)["cost"], sample_flops(small())
-    assert entry["cost"] == pytest.approx(cost["runs"])
+    flops = sample_flops(small())  # what is compared here is as small as the proxy
+    cost = read(fitted)["cost"]["flops"] / (WHOLE * flops.step)
+    assert entry["cost"] == pytest.approx(cost)
     # Two of four epochs prune half of the samples, which pay for their forward pass.
     saved = 0.5 * 0.5 * (1 - flops.forward / flops.step)
-    assert entry["pays_after"] == math.ceil(cost["runs"] / saved)
-    line = f"{file} cost as much as {cost['runs']:.2f} runs on full data"
+    assert entry["pays_after"] == math.ceil(cost / saved)
+    line = f"{file} cost as much as {cost:.2f} runs on full data"
     assert line in said
     assert line in (out / "table.md").read_text()
     assert f"it pays when {entry['pays_after']} runs share it" in said

@@ -110,7 +110,7 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
         others, ids = ((fold_N == k).eq(mine).nonzero().flatten() for mine in (False, True))
         held_out = HeldOut(training(train.take(ids.tolist()), "none"), ids, len(train))
         train = train.take(others.tolist())
-        left_out = f", without fold {k} of {count}"
+        left_out = f" (data.fold=[{k}, {count}] is left out)"
     pictures = f"{_share(train, found.train, 'training')}{left_out}, {_share(test, found.test, 'test')}"
     if memory:
         tests: TestSet = MemoryTestSet(*decode(test, size, colours, workers, "reading test images"), colours, device)

@@ -64,9 +64,9 @@ def train(recipes: Sequence[Recipe], todo: Sequence[int], folder: Path, device: 
     for fold in todo:
         recipe = recipes[fold]
         loaded = data.load(recipe.data, recipe.root, device)
-        if session.first_rank():
-            print(f"fold {fold + 1} of {len(recipes)}: {loaded.description}", flush=True)
         run = folder_of(folder, fold)
+        if session.first_rank():
+            print(f"{run.path.name}: {loaded.description}", flush=True)
         if not session.train(recipe, loaded, device, run, resume=True, command=command):
             return False
         if session.first_rank():
