@@ -55,6 +55,12 @@ def test_groups_stay_together_and_large_ones_are_balanced_by_small_ones() -> Non
     assert folds.bincount().tolist() == [15, 15]
 
 
+def test_a_large_group_does_not_upset_the_other_classes() -> None:
+    labels = [0] * 10 + [1] * 10
+    folds = assign(labels, [0] * 10 + list(range(1, 11)), 2)
+    assert [fold[1] for fold in counts(folds, labels, 2)] == [5, 5]
+
+
 def test_copies_are_found_by_pixels_and_not_by_labels() -> None:
     pixels = noise(6)
     pixels[3] = pixels[1]

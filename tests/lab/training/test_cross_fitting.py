@@ -32,6 +32,7 @@ from halfway.lab.training.cross_fitting import centred
 from halfway.lab.training.irreducible import Scoring, losses_of
 from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
+from tests.helpers import processes
 from tests.helpers.small_training import CPU, SETTINGS, load, same, small, trained, without_times
 
 WHOLE = 160 // 32 * 32 * 4  # samples of a run of the small recipe on all data
@@ -159,6 +160,18 @@ def test_losses_are_those_in_eval_mode_and_the_mode_comes_back() -> None:
     x, y, _ = next(iter(images.batches([(torch.arange(160), 0)])))
     smoothed = F.cross_entropy(model.eval()(x), y, label_smoothing=recipe.label_smoothing, reduction="none")
     assert torch.allclose(found, smoothed, atol=1e-5)
+
+
+def _losses(rank: int) -> Tensor:
+    recipe = small(**{"data.augment": "none", "data.train_samples": 33})
+    model = nets.build(recipe.model.name, 10, recipe.model.options, None, 0)
+    return losses_of(model, load(recipe).train, recipe, CPU, plain=True)
+
+
+def test_two_ranks_share_the_scoring_and_both_know_all_losses() -> None:
+    alone, (first, second) = _losses(0), processes.run(2, _losses)
+    assert torch.equal(first, second)
+    assert torch.allclose(first, alone, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------- costs
