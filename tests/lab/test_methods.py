@@ -349,6 +349,8 @@ def test_a_holdout_model_sees_other_images_and_its_losses_feed_rho(tmp_path: Pat
     saved = torch.load(file, weights_only=True)
     assert saved["holdout"] is True
     r = small(method="full", **{"data.holdout": True})
+    flops = price.sample_flops(r)  # a whole run of 4 epochs, and each image scored once
+    assert saved["cost"]["runs"] == pytest.approx(1 + 160 * flops.forward / (4 * 160 * flops.step))
     mine, others = load(small()).train, load(r).train
     assert not any(torch.equal(mine.picture(i), others.picture(j)) for i in range(20) for j in range(160))
     state = RunFolder(holdout).load()
