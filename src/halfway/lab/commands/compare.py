@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = trials.plan(
         recipe,
         [method for group in named for method in group],
-        _list(arguments.ratios, "--ratios", float) if arguments.ratios else [recipe.prune_ratio],
+        _list(arguments.ratios, "--ratios", float) if arguments.ratios else [recipe.require_one_ratio("compare")],
         _list(arguments.seeds, "--seeds", int),
         over,
         arguments.equal,

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     from .compare import carry_out
 
     recipe = recipes.load("digits")
-    ratio = recipe.prune_ratio if arguments.prune_ratio is None else arguments.prune_ratio
+    ratio = recipe.require_one_ratio("demo") if arguments.prune_ratio is None else arguments.prune_ratio
     if not 0.05 <= ratio <= 0.9:
         raise ValueError(f"--prune-ratio is the share of each batch to prune and must be in [0.05, 0.9], got {ratio}")
     if arguments.seeds < 1:

@@ -61,7 +61,7 @@ def cost_rows(recipe: Recipe) -> list[tuple[str, ...]]:
 
     paper = recipe.paper
     rows: list[tuple[str, ...]] = []
-    for ratio in sorted(paper.pfb) if paper is not None else [recipe.prune_ratio]:
+    for ratio in sorted(paper.pfb) if paper is not None else [recipe.mean_ratio]:
         cost = predicted_cost(recipe.with_settings({"prune_ratio": ratio}))
         saved = score = ""
         if paper is not None:

@@ -162,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def default_folder(recipe: Recipe) -> Path:
     """runs/RECIPE-METHOD-RATIO-sSEED."""
-    pruned = [f"{recipe.prune_ratio:g}"] if recipe.prunes else []
+    pruned = [str(recipe.ratios).replace(" ", "-")] if recipe.prunes else []
     method = recipe.method if pruned else "full"
     return Path("runs") / "-".join([recipe.name, method, *pruned, f"s{recipe.seed}"])
 
@@ -172,11 +172,11 @@ def _what(recipe: Recipe) -> str:
     if not recipe.prunes:
         return f"full data, {length}"
     if recipe.pruning is None:
-        return f"{recipe.method}, {1 - recipe.prune_ratio:.1%} of the samples of {length}"
+        return f"{recipe.method}, {1 - recipe.mean_ratio:.1%} of the samples of {length}"
     start, stop = recipe.schedule.start, recipe.schedule.stop
     where = f" at {recipe.cut}" if recipe.pruning is not None and recipe.pruning.needs == "features" else ""
     window = f"{recipe.unit}s {start}-{recipe.length if stop is None else stop}"
-    return f"{recipe.method}{where}, p = {recipe.prune_ratio:g} in {window}, {length}"
+    return f"{recipe.method}{where}, p = {recipe.ratios} in {window}, {length}"
 
 
 def _again() -> str:

@@ -20,14 +20,14 @@ from .schema import OptimizerSettings, Recipe
 
 def steps(recipe: Recipe, full: int) -> int:
     """The steps of a run, of which full data take `full`."""
-    return max(1, round((1 - recipe.prune_ratio) * full)) if recipe.method == SHORTER else full
+    return max(1, round((1 - recipe.require_one_ratio(recipe.method)) * full)) if recipe.method == SHORTER else full
 
 
 def batch_size(recipe: Recipe, ranks: int = 1) -> int:
     """Samples that a step draws, over all ranks."""
     if recipe.method not in (SMALLER_BATCH, SMALLER_BATCH_SCALED):
         return recipe.batch_size
-    return retained_count(recipe.batch_size // ranks, recipe.prune_ratio) * ranks
+    return retained_count(recipe.batch_size // ranks, recipe.require_one_ratio(recipe.method)) * ranks
 
 
 def optimizer(recipe: Recipe, ranks: int = 1) -> OptimizerSettings:

@@ -24,7 +24,7 @@ _EXAMPLES = 2  # BatchNorm in training mode needs more than one
 
 def predicted_cost(recipe: Recipe) -> Cost:
     """The cost of a pruned step and of the run, relative to full data, counted on the meta device."""
-    ratio = recipe.prune_ratio if recipe.prunes else 0.0
+    ratio = recipe.mean_ratio if recipe.prunes else 0.0
     pruned_share = share_of_run(recipe.schedule, recipe.length)
     cost = cost_of(probe_share(recipe), ratio, pruned_share)
     if recipe.pruning is not None and recipe.pruning.needs == "inputs":
@@ -42,7 +42,7 @@ def probe_share(recipe: Recipe) -> float:
     if method.needs == "inputs":
         # Its small model runs on all samples, and is trained on the retained ones.
         forward, training = _small(recipe)
-        return (forward + (1 - recipe.prune_ratio) * training) / recipe.prune_ratio
+        return (forward + (1 - recipe.mean_ratio) * training) / recipe.mean_ratio
     cut = recipe.cut if method.needs == "features" else None
     return _forward_share(model.name, json.dumps(model.options), data.classes, data.size, cut)
 
@@ -55,7 +55,7 @@ def fitted(recipe: Recipe, equal: Equal | None) -> dict[str, Any]:
     """
     if equal is None or recipe.pruning is None:
         return {}
-    ratio = recipe.prune_ratio
+    ratio = recipe.mean_ratio
     if equal == "flops":
         budget = relative_cost(probe_share(recipe.with_settings({"method": "pfb"})), ratio)
         ratio = round((1 - budget) / (1 - probe_share(recipe)), 3)
@@ -77,7 +77,7 @@ def control_ratio(recipe: Recipe) -> float:
 
 def random_ratio(recipe: Recipe) -> float:
     """The ratio at which random pruning costs what the recipe's method does."""
-    return round(1 - relative_cost(probe_share(recipe), recipe.prune_ratio), 3)
+    return round(1 - relative_cost(probe_share(recipe), recipe.mean_ratio), 3)
 
 
 @dataclass(frozen=True)

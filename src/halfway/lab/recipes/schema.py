@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import did_you_mean
+from ...ratios import PruneRatio, Ramp, Ratios, ramp, steps
 from ...samplers import EpochSampler
 from ...schedule import Schedule
 from ...selectors import Selector
@@ -125,7 +126,7 @@ class Recipe:
     window: tuple[int, int | None]
     unit: Literal["epoch", "step"] = "epoch"
     method: str = "pfb"
-    prune_ratio: float = 0.3
+    prune_ratio: float | dict[str, Any] = 0.3
     seed: int = 0
     selection_seed: int | None = None
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -142,13 +143,13 @@ class Recipe:
     paper: Paper | None = None
 
     def __post_init__(self) -> None:
-        _in_range("prune_ratio", self.prune_ratio, 0 <= self.prune_ratio < 1, "in [0, 1)")
         for name in ("length", "batch_size", "log_every", "evaluate_every", "evaluation_batch"):
             _in_range(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _in_range("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "positive")
         # Aliases are resolved here: from now on `density` is `pfb`.
         object.__setattr__(self, "method", known_methods.resolve(self.method))
         self.schedule  # noqa: B018  a window that ends before it begins is refused here
+        self.ratios  # noqa: B018  and so is a ratio that is none
         for name, settings in self.methods.items():
             if not isinstance(settings, Mapping):
                 raise ValueError(f"{name} is a section of settings, got {settings!r}")
@@ -160,7 +161,39 @@ class Recipe:
     @property
     def prunes(self) -> bool:
         """Whether the run costs less than full data."""
-        return self.method != FULL and self.prune_ratio > 0
+        return self.method != FULL and self.ratios.largest > 0
+
+    @property
+    def ratio_by_position(self) -> PruneRatio:
+        """`prune_ratio` as the blocker takes it: a number, {ramp: [0, 0.8]} or {steps: {0: 0.0, 5: 0.3}}."""
+        given = self.prune_ratio
+        if not isinstance(given, dict):
+            return given
+        if len(given) == 1 and isinstance(pair := given.get("ramp"), (list, tuple)) and len(pair) == 2:
+            return ramp(*pair)
+        if len(given) == 1 and isinstance(table := given.get("steps"), dict):
+            return steps({int(position): ratio for position, ratio in table.items()})
+        raise ValueError(f"prune_ratio is a number, {{ramp: [0, 0.8]}} or {{steps: {{0: 0.0, 5: 0.3}}}}, got {given!r}")
+
+    @property
+    def ratios(self) -> Ratios:
+        """The pruning ratio at each position of the run."""
+        if self.schedule.stop is None and isinstance(self.ratio_by_position, Ramp):
+            raise ValueError("a ramp ends where pruning does: give the window an end, as in window=[5, 180]")
+        return Ratios(self.ratio_by_position, self.schedule)
+
+    @property
+    def mean_ratio(self) -> float:
+        """Of the positions in the window: what a pruned step prunes on average."""
+        if not isinstance(self.prune_ratio, dict):
+            return self.prune_ratio
+        return self.ratios.mean(self.schedule, self.length)
+
+    def require_one_ratio(self, who: str) -> float:
+        """The ratio; an error that says who cannot do with one that changes."""
+        if isinstance(self.prune_ratio, dict):
+            raise ValueError(f"{who} takes one ratio, but prune_ratio is {self.prune_ratio}; pass prune_ratio=0.5")
+        return self.prune_ratio
 
     @property
     def pruning(self) -> Method | None:
@@ -215,7 +248,11 @@ class Recipe:
             start, stop = _scaled(start, 1 / per_epoch), None if stop is None else round(stop / per_epoch)
         schedule = Schedule(start, None if stop is None else max(start, stop))
         sampler = method.sampler(
-            samples, self.prune_ratio, self.method_settings, schedule=schedule, seed=self.draw_seed
+            samples,
+            self.require_one_ratio(f"{self.method}, which decides before the epoch,"),
+            self.method_settings,
+            schedule=schedule,
+            seed=self.draw_seed,
         )
         sampler.foresee(self.length if self.unit == "epoch" else -(-self.length // per_epoch))
         return sampler
@@ -421,6 +458,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         if not isinstance(value, Mapping):
             raise ValueError(f"{key} is a section of settings, got {value!r}")
         return dict(value)
+    if dict in map(get_origin, choices):  # a number, or a section that stands for several
+        return dict(value) if isinstance(value, Mapping) else _convert(value, choices[0], key)
     if type(None) in choices:
         inner = next(c for c in choices if c is not type(None))
         return None if value is None else _convert(value, inner, key)

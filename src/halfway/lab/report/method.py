@@ -30,7 +30,10 @@ def repeat_command(run: RunResult) -> str:
     """`halfway train` with everything that differs from the shipped recipe."""
     r = run.recipe
     where = [] if r.root == "data" else ["--data", "DIR" if PurePath(r.root).is_absolute() else r.root]
-    pruned = ["--prune-ratio", f"{r.prune_ratio:g}"] if run.recipe.prunes else []
+    ratio = (
+        [f"prune_ratio={r.prune_ratio}"] if isinstance(r.prune_ratio, dict) else ["--prune-ratio", f"{r.prune_ratio:g}"]
+    )
+    pruned = ratio if run.recipe.prunes else []
     options = [*where, "--method", run.method, *pruned, "--seed", str(r.seed)]
     if r.name not in recipes.names():
         return shlex.join(["halfway", "train", f"{run.path.name}/config.yaml", *where])

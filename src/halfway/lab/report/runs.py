@@ -212,7 +212,7 @@ def group_runs(results: Sequence[RunResult]) -> Groups:
             varied.append(key)
     groups: Groups = {}
     for run, values in zip(results, settings, strict=True):
-        group = group_of(run.method, run.recipe.prune_ratio, {key: values.get(key) for key in varied})
+        group = group_of(run.method, run.recipe.mean_ratio, {key: values.get(key) for key in varied})
         seeds = groups.setdefault(group, {})
         if run.recipe.seed in seeds:
             raise ValueError(

@@ -53,22 +53,20 @@ def read_cost(path: Path) -> float | None:
 
 
 def evaluate(recipe: Recipe, weights: dict[str, Tensor], device: torch.device) -> Tensor:
-    """(N,) float32: the loss of each image the recipe trains on without `holdout`, not augmented, in eval mode."""
+    """(N,) float32: the plain loss of each image the recipe trains on without `holdout`; not augmented, eval mode."""
     settings = dataclasses.replace(recipe.data, holdout=False, augment="none")
     train = data.load(settings, recipe.root, device).train
     model = nets.build(
         recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed, recipe.data.size[0]
     )
     model.load_state_dict(weights)
-    return losses_of(model.to(device), train, recipe, device, plain=False).cpu()
+    return losses_of(model.to(device), train, recipe, device).cpu()
 
 
 @torch.no_grad()
-def losses_of(model: nn.Module, images: TrainSet, recipe: Recipe, device: torch.device, plain: bool) -> Tensor:
-    """(N,) float32 on the device: the loss of each image, in eval mode. All ranks share the work and get all losses.
-
-    plain: without label smoothing.
-    """
+def losses_of(model: nn.Module, images: TrainSet, recipe: Recipe, device: torch.device) -> Tensor:
+    """(N,) float32 on the device: the loss of each image, without label smoothing and in eval mode. All ranks share the
+    work and get all losses."""
     task = tasks.make(recipe)
     rank, ranks = rank_and_size()
     mine = torch.arange(rank, len(images), ranks)
@@ -79,7 +77,7 @@ def losses_of(model: nn.Module, images: TrainSet, recipe: Recipe, device: torch.
         with Bar(len(mine), "losses of images", "image", show=rank == 0, leave=False) as bar:
             for x, y, ids in images.batches([(ids, 0) for ids in mine.split(recipe.evaluation_batch)]):
                 with tasks.autocast(recipe, device):
-                    losses_N[ids] = task.losses(model(x), y, plain).float()
+                    losses_N[ids] = task.plain_losses(model(x), y).float()
                 bar.update(len(x))
     finally:
         model.train(was_training)
@@ -104,7 +102,7 @@ class Scoring:
 
     def __call__(self, model: nn.Module, step: int) -> float:
         """The mean loss of the fold now. Plain losses: smoothing would put a floor under them."""
-        losses_n = losses_of(model, self.held_out.images, self.recipe, self.device, plain=True).cpu()
+        losses_n = losses_of(model, self.held_out.images, self.recipe, self.device).cpu()
         mean = losses_n.double().mean().item()
         if math.isfinite(mean) and (self.best is None or mean < self.best["mean"]):
             found = {"ids": self.held_out.ids, "losses": losses_n, "mean": mean, "step": step, "of": self.held_out.of}

@@ -111,7 +111,7 @@ class Training:
     def name(self) -> str:
         """For the progress bar."""
         r = self.recipe
-        return f"{r.name} {r.method} {r.prune_ratio:g}" if r.prunes else r.name
+        return f"{r.name} {r.method} {r.ratios}" if r.prunes else r.name
 
     def _make_model(self) -> tuple[nn.Module, nn.Module]:
         r = self.recipe
@@ -125,13 +125,14 @@ class Training:
         return model, DistributedDataParallel(model, device_ids=on)
 
     def _make_blocker(self) -> ForwardBlocker | None:
-        selector = self.recipe.selector(loss_fn=self.task.losses, num_samples=len(self.data.train))
+        loss_fn = self.task.loss_for(self.recipe)
+        selector = self.recipe.selector(loss_fn=loss_fn, num_samples=len(self.data.train))
         if selector is None:
             return None
         return ForwardBlocker(
             self.wrapped,
             self.recipe.cut if selector.needs == "features" else None,
-            self.recipe.prune_ratio,
+            self.recipe.ratio_by_position,
             selector=selector,
             schedule=self.recipe.schedule,
             seed=self.recipe.draw_seed,
@@ -406,9 +407,9 @@ class Training:
 def check(recipe: Recipe, ranks: int = 1) -> None:
     """Raise if a recipe cannot be trained, before data are read and other runs are trained."""
     task = tasks.make(recipe)
-    selector = recipe.selector(loss_fn=task.losses)
+    selector = recipe.selector(loss_fn=task.loss_for(recipe))
     size = controls.batch_size(recipe, ranks) // ranks
-    left = size if selector is None else retained_count(size, recipe.prune_ratio)
+    left = size if selector is None else retained_count(size, recipe.ratios.largest)
     recipe.sampler(samples=1000, per_epoch=10)  # raises if its settings are wrong
     needed = task.smallest_batch
     if left < needed:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...selectors.tools.losses import LossFunction
 from ..data import IGNORE, TestSet
 from ..progress import Bar
 from ..recipes.schema import Recipe
@@ -36,6 +37,16 @@ class Task:
         plain: without label smoothing.
         """
         raise NotImplementedError
+
+    def plain_losses(self, outputs: Any, y: Tensor) -> Tensor:
+        """(B,) without label smoothing."""
+        return self.losses(outputs, y, plain=True)
+
+    def loss_for(self, recipe: Recipe) -> LossFunction:
+        """What the recipe's method scores by: the training loss, except where it is compared with irreducible losses,
+        which are plain."""
+        compared = recipe.pruning is not None and recipe.pruning.implementation == "rho"
+        return self.plain_losses if compared else self.losses
 
     def metric(self) -> Any:
         """A new torchmetrics metric."""

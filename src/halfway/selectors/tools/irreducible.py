@@ -10,7 +10,10 @@ from torch import Tensor
 from ...state.sample_memory import SampleMemory
 from ..base import Candidates
 
-_HOW_TO = "`halfway train RECIPE --method full data.holdout=true --save-losses FILE` writes such a file"
+_HOW_TO = (
+    "`halfway irreducible RECIPE` writes such a file, and, with images to spare, `halfway train RECIPE --method full "
+    "data.holdout=true --save-losses FILE`"
+)
 
 
 class IrreducibleLosses(SampleMemory):
