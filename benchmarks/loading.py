@@ -1,6 +1,6 @@
 """What pruning before loading saves where loading is the bottleneck: JPEG files, augmentation, a small network.
 
-    python benchmarks/loading.py [--images 1024] [--rounds 5] [--workers 2]
+    python benchmarks/loading.py [--images 1024] [--rounds 5] [--workers 2] && python benchmarks/page.py
 
 Four ways of training an epoch, in rotating order, and the time of each relative to the round's full epoch: all samples;
 `PrunedBatchSampler` with random pruning; `ForwardBlocker` with random pruning, which loads what it prunes; and RS2,
@@ -30,7 +30,6 @@ from halfway.lab.bench.measure import quartiles
 from halfway.lab.environment import environment
 from halfway.lab.files import write_json
 from halfway.lab.progress import Bar
-from halfway.tables import markdown
 
 RESULT = Path(__file__).parent / "results" / "loading.json"
 BATCH, RATIO, CLASSES = 64, 0.5, 10
@@ -64,6 +63,9 @@ def main() -> None:
     result = {
         "command": f"python benchmarks/loading.py --images {arguments.images} --rounds {arguments.rounds}"
         f" --workers {arguments.workers}",
+        "title": "pruning before loading",
+        "seed": 0,
+        "threads": 1,
         "images": arguments.images,
         "batch_size": BATCH,
         "prune_ratio": RATIO,
@@ -80,18 +82,8 @@ def main() -> None:
         **environment(torch.device("cpu")),
     }
     write_json(arguments.out, result)
-    print(table(result))
-
-
-def table(result: dict[str, Any]) -> str:
-    """Decoded images and time of an epoch, as Markdown."""
-    rows = []
     for way, found in result["ways"].items():
-        time_ = found["relative"]
-        rows.append(
-            [way, str(found["decoded"]), f"{time_['median']:.3f} ({time_['q1']:.3f}-{time_['q3']:.3f})"],
-        )
-    return markdown(["way", f"decoded, of {result['images']}", "time of an epoch / full"], rows)
+        print(f"{way}: {found['decoded']} decoded, {found['relative']['median']:.3f} of a full epoch")
 
 
 class Pictures(Dataset):

@@ -76,6 +76,14 @@ def whole(name: str, value: Any) -> int:
     return _plain(name, value, {"int"})
 
 
+def from_0(name: str, value: Any) -> int:
+    """`value` as an int of at least 0."""
+    found = whole(name, value)
+    if found < 0:
+        raise ValueError(f"{name} must be at least 0, got {found}")
+    return found
+
+
 def number(name: str, value: Any) -> float:
     """`value` as a float; anything but a number is an error that names `name`."""
     return _plain(name, value, {"float"})

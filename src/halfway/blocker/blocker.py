@@ -27,7 +27,7 @@ from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
 from ..selectors.earlier import config_today
-from ..settings import as_json, plain_settings, require_same_config, whole
+from ..settings import as_json, from_0, plain_settings, require_same_config
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
 from .feedback import Feedback
@@ -294,9 +294,7 @@ class ForwardBlocker(Joinable):
     def set_epoch(self, epoch: int) -> None:
         """Tell the schedule which epoch begins; raise what went wrong on the device in the last one."""
         self._ensure_live()
-        epoch = whole("epoch", epoch)
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        epoch = from_0("epoch", epoch)
         self._check()
         self._reminders.epoch_begins(self._epoch, self.schedule, self.prune_ratio)
         self._epoch = epoch

@@ -20,7 +20,7 @@ from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
 from ..selectors.tools.losses import per_sample
-from ..settings import as_json, plain_settings, require_same_config, whole
+from ..settings import as_json, from_0, plain_settings, require_same_config
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
 from .epoch import Epoch
@@ -138,7 +138,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
             skip: batches of this epoch that were trained on before an interruption. What was decided then is handed
                 out unchanged, the rest is decided now.
         """
-        epoch, skip = _from_0("epoch", epoch), _from_0("skip", skip)
+        epoch, skip = from_0("epoch", epoch), from_0("skip", skip)
         if self._epoch is None or epoch != self._epoch.number:
             if skip and self._ranks.size > 1 and self._epoch is None and self._counters.steps:
                 raise RuntimeError(
@@ -486,10 +486,3 @@ def _checked_targets(targets: Any, selector: Selector) -> Tensor | None:
             f"targets must hold one class per sample of the data set, shape (N,), got {tuple(found.shape)}"
         )
     return None if selector.wants_targets == "no" else found
-
-
-def _from_0(what: str, value: Any) -> int:
-    number = whole(what, value)
-    if number < 0:
-        raise ValueError(f"{what} must be at least 0, got {number}")
-    return number

@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 from .. import functional
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
-from ..settings import as_json, plain_settings, recorded_settings, require_same_config, share, whole
+from ..settings import as_json, from_0, plain_settings, recorded_settings, require_same_config, share
 from ..state.ranks import Ranks
 from ..state.sample_memory import SampleMemory
 from .weights import Index
@@ -191,7 +191,7 @@ class EpochSampler(Sampler[int]):
             skip: how many samples of this epoch this rank trained on before an interruption; iteration goes on with the
                 rest of the same order. (After `skip` on each of R ranks the first R * `skip` of the order are used up.)
         """
-        epoch, skip = _from_0("epoch", epoch), _from_0("skip", skip)
+        epoch, skip = from_0("epoch", epoch), from_0("skip", skip)
         if self.memory is not None:
             self.memory.check()
         if epoch != self._epoch:
@@ -416,10 +416,3 @@ def _length(data: Any) -> int:
     if size < 1:
         raise ValueError("the data set is empty" if size == 0 else f"the length must be at least 1, got {size}")
     return size
-
-
-def _from_0(what: str, value: Any) -> int:
-    number = whole(what, value)
-    if number < 0:
-        raise ValueError(f"{what} must be at least 0, got {number}")
-    return number
