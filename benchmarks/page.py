@@ -198,9 +198,9 @@ def _loading_text(found: dict[str, Any]) -> str:
         rows.append([way, str(each["decoded"]), f"{q['median']:.3f} ({q['q1']:.3f}-{q['q3']:.3f})"])
     full = found["full_epoch_seconds"]["median"]
     return f"""\
-An epoch of ResNet-18 on {found["images"]} JPEG files of 224 px. {found["workers"]} workers decode and augment them, training
-is at 32 px, so that loading is the bottleneck. Random pruning, p = {found["prune_ratio"]:g}. Median and quartiles of
-{found["rounds"]} epochs of each way in turn, relative to the round's full epoch ({full:.1f} s).
+An epoch of ResNet-18 on {found["images"]} JPEG files of 224 px. {found["workers"]} workers decode and augment them;
+training is at 32 px, so that loading is the bottleneck. Random pruning, p = {found["prune_ratio"]:g}. Median and
+quartiles of {found["rounds"]} epochs of each way in turn, relative to the round's full epoch ({full:.1f} s).
 
 {markdown(["way", "decoded", "time of an epoch"], rows)}
 
