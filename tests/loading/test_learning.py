@@ -294,3 +294,15 @@ def test_losses_that_are_not_finite_are_raised_with_the_next_epoch() -> None:
     batches.observe(torch.arange(4), torch.tensor([1.0, float("nan"), 2.0, 3.0]))
     with pytest.raises(FloatingPointError, match="not finite"):
         batches.set_epoch(1)
+
+
+def test_a_watched_model_can_be_saved_whole_and_let_go(tmp_path) -> None:
+    model = net()
+    batches = halfway.PrunedBatchSampler(data(), B, 0.5, selector="balanced_remembered")
+    batches.watch(model)
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    x = data().tensors[0]
+    assert torch.equal(again(x), model(x))
+    batches.close()
+    assert vars(model[-1]).keys() == vars(net()[-1]).keys()

@@ -59,9 +59,11 @@ class Epoch:
 
     def weights(self, ids: Tensor) -> Tensor:
         """(B,) ids to (B,) weights: what was decided in this epoch, 1 where nothing was."""
+        if bool((self._weights_N == 1).all()):  # as for most selectors
+            return torch.ones(len(ids), device="cpu")
         weights = dict(zip(self.order[self._retained_N].tolist(), self._weights_N[self._retained_N], strict=True))
         one = torch.ones((), device="cpu")
-        return torch.stack([weights.get(i, one) for i in ids.tolist()]) if len(ids) else torch.ones(0, device="cpu")
+        return torch.stack([weights.get(i, one) for i in ids.tolist()])
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 
 from .. import selectors
+from ..engine.interception import Interception
 from ..functional import retained_count
 from ..modules import unwrap
 from ..ratios import PruneRatio, Ratios
@@ -121,7 +122,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self._largest_lag = 0
         self._loaded_untouched: int | None = None  # see load_state_dict
         self._entered: list[Tensor] = []
-        self._watching = False
+        self._watching: Interception | None = None
         self._observed = self._warned = False
         as_json(self._config(), "PrunedBatchSampler")  # an error now rather than at the first checkpoint
         self._ranks = Ranks(process_group, timeout, "PrunedBatchSampler", "observe losses")
@@ -186,7 +187,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         elif self.selector.wants_losses == "required":
             raise ValueError(f"the selector {self.selector.name!r} learns from losses: batches.observe(ids, losses)")
         watched = self._entered.pop() if self._entered else None
-        if self._watching and watched is None:
+        if self._watching is not None and watched is None:
             raise RuntimeError(
                 "the watched model was not called in training mode since the last batches.observe: call it after the "
                 "model, once for each batch"
@@ -194,7 +195,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         if watched is not None and len(watched) != len(ids):
             raise ValueError(f"the model was last called on {len(watched)} samples, but these are {len(ids)} ids")
         self._observed = True
-        if self.selector.wants_losses != "no" or self._watching:
+        if self.selector.wants_losses != "no" or self._watching is not None:
             self._reports.add(Report(ids, None if losses is None else losses.float(), watched))
 
     def watch(self, model: nn.Module) -> None:
@@ -209,17 +210,16 @@ class PrunedBatchSampler(Sampler[list[int]]):
                 f"the selector {self.selector.name!r} watches a layer, which a compiled model does not show; compile "
                 "other parts of the model only, or choose another selector"
             )
-        if self._watching:
+        if self._watching is not None:
             raise RuntimeError("a model is being watched already")
         entered = self._entered
 
-        def entering(module: nn.Module, args: Any) -> None:
-            # A copy of the model (an average of its weights) takes the hook along.
-            if module is watched and root.training and torch.is_grad_enabled() and args:
+        def entering(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            if root.training and torch.is_grad_enabled() and args:
                 entered[:] = [args[0].detach()]
+            return original(*args, **kwargs)
 
-        watched.register_forward_pre_hook(entering)
-        self._watching = True
+        self._watching = Interception(watched, "_call_impl", entering)
 
     def weights(self, ids: Tensor) -> Tensor:
         """(S,) ids to (S,) float32 factors for their losses in this epoch, on the same device; 1 unless re-weighted.
@@ -305,7 +305,10 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self._loaded_untouched = progress
 
     def close(self) -> None:
-        """Give the process group back."""
+        """Let go of the watched model, and give the process group back."""
+        if self._watching is not None:
+            self._watching.remove()
+            self._watching = None
         self._ranks.close()
 
     # ---------------------------------------------------------------------------
@@ -397,7 +400,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
             )
 
     def _check_watched(self) -> None:
-        if type(self.selector).watches is not Selector.watches and not self._watching:
+        if type(self.selector).watches is not Selector.watches and self._watching is None:
             raise RuntimeError(
                 f"the selector {self.selector.name!r} learns from the model: call batches.watch(model) before the "
                 "loop, and batches.observe(ids, losses) in it"
