@@ -76,6 +76,14 @@ SETTINGS: dict[Any, dict[str, Any]] = {
     selectors.Balanced: {"grid": 1, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
     selectors.BalancedRemembered: {"dim": 3, "use_loss": True, "num_samples": N, "channel_dim": 1, "target": 1},
     selectors.EarlyExit: {"num_classes": 3, "grid": 1, "dim": 4, "lr": 0.5, "channel_dim": 1, "target": 1},
+    selectors.Proxy: {
+        "model": torch.nn.Linear(6, 3),
+        "lr": 0.5,
+        "momentum": 0.5,
+        "weight_decay": 0.25,
+        "every": 2,
+        "target": 1,
+    },
     selectors.Loss: {"target": 1},
     selectors.LossRank: {"pressure": 2.5, "target": 1},
     selectors.SelectiveBackprop: {"beta": 0.5, "history": 8, "target": 1},
@@ -94,7 +102,7 @@ SETTINGS[SAMPLERS["rs2"]] |= {"replacement": False}
 
 def other(value: Any, number: Any) -> Any:
     """The same number as somebody else's type."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
         return value
     if isinstance(value, bool):
         return np.bool_(value)

@@ -104,5 +104,5 @@ class Stats:
         )
 
     def as_dict(self) -> dict[str, float]:
-        """A flat dict of numbers with stable names, for a logger."""
-        return {k: v for k, v in vars(self).items() if k not in ("recompute_reasons", "diagnostics")}
+        """A flat dict of the numbers that every blocker has, with stable names, for a logger."""
+        return {k: v for k, v in vars(self).items() if k not in ("recompute_reasons", "diagnostics", "lag")}

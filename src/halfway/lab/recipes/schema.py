@@ -458,7 +458,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         if not isinstance(value, Mapping):
             raise ValueError(f"{key} is a section of settings, got {value!r}")
         return dict(value)
-    if dict in map(get_origin, choices):  # a number, or a section that stands for several
+    if any(get_origin(c) is dict for c in choices):  # a number, or a section that stands for several
         return dict(value) if isinstance(value, Mapping) else _convert(value, choices[0], key)
     if type(None) in choices:
         inner = next(c for c in choices if c is not type(None))
