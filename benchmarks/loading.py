@@ -1,12 +1,12 @@
 """What pruning before loading saves where loading is the bottleneck: JPEG files, augmentation, a small network.
 
-    python benchmarks/loading.py [--images 1024] [--rounds 5] [--workers 2] && python benchmarks/page.py
+    python benchmarks/loading.py [--images 512] [--rounds 5] [--workers 2] && python benchmarks/page.py
 
 Four ways of training an epoch, in rotating order, and the time of each relative to the round's full epoch: all samples;
 `PrunedBatchSampler` with random pruning; `ForwardBlocker` with random pruning, which loads what it prunes; and RS2,
 which prunes whole epochs. Images are drawn, not photographs: 224 px, written as JPEG into a temporary folder. They are
-decoded, cropped and jittered at 224 px and trained on at 32 px, so that loading takes most of the time. What is counted
-beside the clock is how many images were decoded.
+decoded, cropped, jittered and blurred at 224 px, as for contrastive learning, and trained on at 32 px, so that loading
+takes most of the time. What is counted beside the clock is how many images were decoded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAYS = ("full", "PrunedBatchSampler", "ForwardBlocker", "rs2")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=1024, help="JPEG files (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=512, help="JPEG files (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="epochs of each way (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="of the data loaders (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -101,7 +101,8 @@ class Pictures(Dataset):
             [
                 transforms.RandomResizedCrop(224),
                 transforms.RandomHorizontalFlip(),
-                transforms.ColorJitter(0.4, 0.4, 0.4),
+                transforms.ColorJitter(0.8, 0.8, 0.8, 0.2),
+                transforms.GaussianBlur(23),
                 transforms.Resize(32),
                 transforms.ToTensor(),
             ]
