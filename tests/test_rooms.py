@@ -21,7 +21,7 @@ BUDGETS = {
     "engine": 2_870,
     "integrations": 370,
     "lab": 6_650,
-    "loading": 460,
+    "loading": 485,
     "samplers": 640,
     "selectors": 1_830,
     "state": 500,

@@ -296,6 +296,21 @@ def test_losses_that_are_not_finite_are_raised_with_the_next_epoch() -> None:
         batches.set_epoch(1)
 
 
+def test_a_lag_holds_back_what_a_watched_layer_showed() -> None:
+    model = net()
+    selector = BalancedRemembered(dim=32, use_loss=False)
+    batches = halfway.PrunedBatchSampler(data(), B, 0.5, selector=selector, lag=2)
+    batches.watch(model)
+    x = data().tensors[0]
+    known = []
+    for batch in batches:
+        known.append(int((~selector.state_dict()["features"][:, :1].isnan()).sum()))
+        model(x[batch])
+        batches.observe(torch.tensor(batch))
+    assert known == [0, 0, 8, 16, 24, 32], "batch k knows the batches up to k - 2"
+    assert batches.stats.lag == 1
+
+
 def test_a_watched_model_can_be_saved_whole_and_let_go(tmp_path) -> None:
     model = net()
     batches = halfway.PrunedBatchSampler(data(), B, 0.5, selector="balanced_remembered")

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
-from .. import selectors
 from ..engine.interception import Interception
 from ..functional import retained_count
 from ..modules import unwrap
 from ..ratios import PruneRatio, Ratios
-from ..samplers.base import EpochSampler
 from ..samplers.weights import Index
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
@@ -25,6 +23,7 @@ from ..settings import as_json, from_0, plain_settings, require_same_config
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
 from .epoch import Epoch
+from .refusals import checked_source, checked_targets, needing_nothing
 from .reports import Report, Reports
 
 if TYPE_CHECKING:
@@ -105,15 +104,15 @@ class PrunedBatchSampler(Sampler[list[int]]):
         if lag is not None and lag < 1:
             raise ValueError(f"lag must be at least 1, or None, got {lag}: no batch knows its own losses")
         self.offered = batch_size
-        self.selector = _needing_nothing(selector)
+        self.selector = needing_nothing(selector)
         self.schedule = schedule or Schedule()
         self._ratios = Ratios(prune_ratio, self.schedule)
         self.drop_last = drop_last
         self.seed = seed
         self.lag = lag
         self.last = None
-        self._source = _checked_source(sampler)
-        self._targets = _checked_targets(targets, self.selector)
+        self._source = checked_source(sampler)
+        self._targets = checked_targets(targets, self.selector)
         self._counters = Counters()
         self._reports = Reports()
         self._epoch: Epoch | None = None
@@ -195,7 +194,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         if watched is not None and len(watched) != len(ids):
             raise ValueError(f"the model was last called on {len(watched)} samples, but these are {len(ids)} ids")
         self._observed = True
-        if self.selector.wants_losses != "no" or self._watching is not None:
+        if self._takes_reports:
             self._reports.add(Report(ids, None if losses is None else losses.float(), watched))
 
     def watch(self, model: nn.Module) -> None:
@@ -349,7 +348,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
     def _learn(self, k: int | None) -> None:
         """Before batch k is drawn: from the reports that it may know; None: from all that have arrived."""
         until = None
-        if k is not None and self.selector.wants_losses != "no":
+        if k is not None and self._takes_reports:
             behind = k + 1 - self._reports.arrived
             if self.lag is not None:
                 until = max(0, k + 1 - self.lag)
@@ -367,6 +366,11 @@ class PrunedBatchSampler(Sampler[list[int]]):
                     self.selector.note(candidates, None, report.watched)
                 if report.losses is not None:
                     self.selector.observe(candidates, None, report.losses)
+
+    @property
+    def _takes_reports(self) -> bool:
+        """Whether the selector learns from what training shows."""
+        return self.selector.wants_losses != "no" or self._watching is not None
 
     def _candidates(self, ids: Tensor, generator: torch.Generator | None) -> Candidates:
         targets = None if self._targets is None else self._targets[ids]
@@ -447,45 +451,3 @@ class BatchIterator(Iterator[list[int]]):
             assert self._batches._epoch is not None
             self._epoch = self._batches._epoch
         self._k = state["batch"]
-
-
-def _needing_nothing(selector: str | Selector) -> Selector:
-    kind = selectors.kind(selector)
-    if kind.needs != "nothing":
-        possible = sorted(name for name, other in selectors.SELECTORS.items() if other.needs == "nothing")
-        raise ValueError(
-            f"the selector {kind.name!r} looks at the {kind.needs}, for which samples must be loaded: use "
-            f"halfway.ForwardBlocker. Before loading there are {possible}"
-        )
-    return selectors.make(selector)
-
-
-def _checked_source(source: Any) -> Any:
-    if isinstance(source, EpochSampler):
-        raise TypeError(
-            f"{type(source).__name__} prunes before each epoch itself; pass the data set, or a sampler that does not"
-        )
-    if isinstance(source, Sampler):
-        return source
-    if isinstance(source, Sized) and hasattr(source, "__getitem__"):
-        if not len(source):
-            raise ValueError("the data set is empty")
-        return source
-    raise TypeError(
-        f"the first argument must be a torch.utils.data.Sampler or a map-style data set, got a {type(source).__name__}"
-    )
-
-
-def _checked_targets(targets: Any, selector: Selector) -> Tensor | None:
-    if targets is None:
-        if selector.wants_targets == "required":
-            raise ValueError(
-                f"the selector {selector.name!r} looks at classes: targets=, one for each sample of the data set"
-            )
-        return None
-    found = torch.as_tensor(targets, device="cpu")
-    if found.ndim != 1:
-        raise ValueError(
-            f"targets must hold one class per sample of the data set, shape (N,), got {tuple(found.shape)}"
-        )
-    return None if selector.wants_targets == "no" else found
