@@ -7,7 +7,7 @@ answers for the whole batch. Every step has the gradients of a plain copy on the
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import library, nn
 
 from tests.helpers.apart import Net, normal_batches, train
 
@@ -168,7 +168,7 @@ def test_an_argument_that_changes_later_is_right(name, size):
 # --- outliers within one operation -----------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("halfway_tests::stop_all", mutates_args=())
+@library.custom_op("halfway_tests::stop_all", mutates_args=())
 def stop_all(h: torch.Tensor) -> torch.Tensor:
     """An operation of somebody else's, in which one sample stops all of them."""
     return h * 0.01 if h.abs().amax() > 100 else h * 2.0
