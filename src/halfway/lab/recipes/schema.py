@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from ...errors import did_you_mean
 from ...ratios import PruneRatio, Ramp, Ratios, ramp, steps
@@ -22,6 +22,7 @@ from ...selectors import Selector
 from ...selectors.earlier import sections_today
 from ..data.settings import DataSettings
 from . import methods as known_methods
+from .conversion import flat, make, nested, plain
 from .methods import FULL, IMPLEMENTATIONS, WHOLE_BATCHES, Method
 
 FOLDER = Path(__file__).parent
@@ -290,7 +291,7 @@ class Recipe:
 
     def with_settings(self, changes: Mapping[str, Any]) -> Recipe:
         """The same recipe with other values, by dotted key."""
-        return from_dict(merged(self.as_dict(), _nested(changes)))
+        return from_dict(merged(self.as_dict(), nested(changes)))
 
     def get(self, key: str) -> Any:
         """The value of a dotted key."""
@@ -312,11 +313,11 @@ class Recipe:
         if self.pruning is not None:
             used = self.pruning.implementation
             content[used] = {**known_methods.settings_of(used), **self.method_settings}
-        return _flat(content)
+        return flat(content)
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values, for YAML; the settings of each method as a section."""
-        content = _plain(dataclasses.asdict(self))
+        content = plain(dataclasses.asdict(self))
         methods = content.pop("methods")
         return {**content, **methods}
 
@@ -375,7 +376,7 @@ def from_dict(content: Mapping[str, Any]) -> Recipe:
     sections = {key: value for key, value in content.items() if key in IMPLEMENTATIONS}
     if isinstance(own.get("method"), str):
         own["method"], sections = sections_today(own["method"], sections)
-    return _make(Recipe, {**own, "methods": sections}, "")
+    return make(Recipe, {**own, "methods": sections}, "")
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -417,96 +418,6 @@ def _read(name: str, beside: Path = Path(), extending: tuple[Path, ...] = ()) ->
     if "paper" in content:  # its numbers belong together
         inherited.pop("paper", None)
     return merged(inherited, content)
-
-
-def _make(kind: Any, content: Mapping[str, Any], section: str) -> Any:
-    """A dataclass from a mapping; unknown keys and wrong types are errors that give the dotted name."""
-    hints = get_type_hints(kind)
-    for key in content:
-        if key not in hints:
-            raise ValueError(f"no setting {section + str(key)!r}; {did_you_mean(str(key), hints)}")
-    missing = [
-        section + f.name
-        for f in dataclasses.fields(kind)
-        if f.name not in content and f.default is f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ValueError(f"the recipe does not say {', '.join(missing)}")
-    return kind(**{key: _convert(value, hints[key], section + key) for key, value in content.items()})
-
-
-def _convert(value: Any, hint: Any, key: str) -> Any:
-    """A YAML value as what the dataclass expects."""
-    choices = get_args(hint)
-    origin = get_origin(hint)
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{key} is a section; set one of its settings, like {key}.name=...")
-        return _make(hint, value, f"{key}.")
-    if origin is Literal:
-        if value not in choices:
-            raise ValueError(f"{key} must be one of {', '.join(map(str, choices))}, got {value!r}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{key} is a list like [1, 2], got {value!r}")
-        each = choices[:1] * len(value) if choices[-1] is Ellipsis else choices
-        if len(each) != len(value):
-            raise ValueError(f"{key} has {len(each)} values, got {value!r}")
-        return tuple(_convert(v, h, key) for v, h in zip(value, each, strict=True))
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{key} is a section of settings, got {value!r}")
-        return dict(value)
-    if any(get_origin(c) is dict for c in choices):  # a number, or a section that stands for several
-        return dict(value) if isinstance(value, Mapping) else _convert(value, choices[0], key)
-    if type(None) in choices:
-        inner = next(c for c in choices if c is not type(None))
-        return None if value is None else _convert(value, inner, key)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):  # YAML reads 1e-3 as a string
-        value = _number(value, key)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ValueError(f"{key} must be {_WORDS.get(hint, hint.__name__)}, got {value!r}")
-    return value
-
-
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-
-
-def _number(text: str, key: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{key} must be a number, got {text!r}") from None
-
-
-def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        inner = out
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
-    return out
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            out.update(_flat(value, f"{prefix}{key}."))
-        else:
-            out[prefix + key] = str(list(value)) if isinstance(value, (list, tuple)) else value
-    return out
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
 
 
 def _scaled(length: int, factor: float) -> int:
