@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 
-_COMMANDS = ("demo", "layers", "bench", "recipes", "data", "train", "irreducible", "compare", "report")
+_COMMANDS = ("demo", "layers", "bench", "recipes", "data", "train", "irreducible", "compare", "study", "report")
 
 # The packages of the extra `lab`, by their import names.
 _LAB = {

@@ -52,7 +52,7 @@ def check(trials: Sequence[Trial], folder: Path) -> list[Trial]:
 
 def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> bool:
     """Train them, one after the other, from where each stopped. Returns False after Ctrl-C."""
-    load = _Loader(device)
+    load = Loader(device)
     for i, trial in enumerate(trials):
         _say(f"run {i + 1} of {len(trials)}: {trial.group.label}, seed {trial.seed}")
         run_folder = RunFolder(folder / trial.folder)
@@ -89,7 +89,7 @@ def time_steps(
         shares: for methods that decide before the epoch, the share of an epoch's steps that is left. Each of their
             steps is a full one.
     """
-    load = _Loader(device)
+    load = Loader(device)
     timings: dict[str, Any] = {}
     families: dict[Group, list[Group]] = {}
     for group in groups:
@@ -153,7 +153,7 @@ def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[],
     return lambda: trained.train_step(*batch)
 
 
-class _Loader:
+class Loader:
     """Loads each data set once, not once per run."""
 
     def __init__(self, device: torch.device) -> None:

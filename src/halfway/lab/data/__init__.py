@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import did_you_mean
-from . import augment, cifar, digits, folders, folds, segmentation, synthetic
+from . import augment, cifar, digits, fashion, folders, folds, segmentation, synthetic
 from .base import IGNORE, IMAGENET, Colours, Data, HeldOut, TestSet, TrainSet
 from .disk import DiskTestSet, DiskTrainSet
 from .memory import MemoryTestSet, MemoryTrainSet, decode
@@ -65,6 +65,9 @@ SETS = {
     "cifar10": DataSet("CIFAR-10", "classification", cifar.cifar10, cifar.NAMES_10, cifar.COLOURS_10, small=True),
     "cifar100": DataSet("CIFAR-100", "classification", cifar.cifar100, cifar.NAMES_100, cifar.COLOURS_100, small=True),
     "digits": DataSet("digits", "classification", digits.digits, digits.NAMES, digits.COLOURS, small=True),
+    "fashion-mnist": DataSet(
+        "Fashion-MNIST", "classification", fashion.fashion_mnist, fashion.NAMES, fashion.COLOURS, small=True
+    ),
     "imagefolder": DataSet("a folder of images", "classification", folders.imagefolder),
     "voc2012": DataSet(
         "PASCAL VOC 2012", "segmentation", segmentation.voc2012, segmentation.VOC_NAMES, splits=("train", "trainaug")
@@ -86,37 +89,47 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
     device = torch.device(device)
     memory = kind.small or settings.memory
     _policy(settings.augment, kind, memory)  # complains before anything is read
-    if root == "synthetic":
-        found = _synthetic(settings, kind)
-        train, test = found.train, found.test
+    invented = root == "synthetic"
+    found = _synthetic(settings, kind) if invented else kind.find(settings, Path(root).expanduser())
+    _check_classes(found, settings)
+    rest, validation = _set_aside(found.train, settings.validation_samples)
+    scored = found.test if settings.evaluate == "test" else validation
+    if invented:  # as many as were asked for
+        train, test = rest, scored
     else:
-        found = kind.find(settings, Path(root).expanduser())
-        _check_classes(found, settings)
-        train = _subset(found.train, settings.train_samples, "train_samples", "training", settings.holdout)
-        test = _subset(found.test, settings.test_samples, "test_samples", "test")
+        train = _subset(rest, settings.train_samples, "train_samples", "training", settings.holdout)
+        test = _subset(scored, settings.test_samples, "test_samples", settings.evaluate)
     colours, size, workers = kind.colours, settings.size, settings.workers
 
-    def training(source: Source, augmentation: str) -> TrainSet:
+    def training(source: Source, augmentation: str) -> tuple[TrainSet, TestSet]:
+        """The images to train on, and the same as they are."""
         policy = _policy(augmentation, kind, memory)
         if not memory:
-            return DiskTrainSet(source, found.classes, colours, policy(size, colours.fill), workers, device)
-        pixels, targets = decode(source, size, colours, workers, "reading training images")
-        return MemoryTrainSet(pixels, targets, found.classes, colours, policy, device)
+            loaded = DiskTrainSet(source, found.classes, colours, policy(size, colours.fill), workers, device)
+            return loaded, DiskTestSet(source, colours, size, workers, device)
+        pixels, targets = (
+            part.to(device) for part in decode(source, size, colours, workers, "reading training images")
+        )
+        return (
+            MemoryTrainSet(pixels, targets, found.classes, colours, policy, device),
+            MemoryTestSet(pixels, targets, colours, device),
+        )
 
     held_out, left_out = None, ""
     if settings.fold is not None:
         k, count = settings.fold
         fold_N = folds.folds_of(train, count, workers)
         others, ids = ((fold_N == k).eq(mine).nonzero().flatten() for mine in (False, True))
-        held_out = HeldOut(training(train.take(ids.tolist()), "none"), ids, len(train))
+        held_out = HeldOut(training(train.take(ids.tolist()), "none")[0], ids, len(train))
         train = train.take(others.tolist())
         left_out = f" (data.fold=[{k}, {count}] is left out)"
-    pictures = f"{_share(train, found.train, 'training')}{left_out}, {_share(test, found.test, 'test')}"
+    pictures = f"{_share(train, found.train, 'training')}{left_out}, {_share(test, scored, settings.evaluate)}"
     if memory:
         tests: TestSet = MemoryTestSet(*decode(test, size, colours, workers, "reading test images"), colours, device)
     else:
         tests = DiskTestSet(test, colours, size, workers, device)
-    return Data(found.classes, training(train, settings.augment), tests, f"{found.title}: {pictures}", held_out)
+    trains, trained_on = training(train, settings.augment)
+    return Data(found.classes, trains, tests, trained_on, f"{found.title}: {pictures}", held_out)
 
 
 def _kind(settings: DataSettings) -> DataSet:
@@ -129,6 +142,8 @@ def _kind(settings: DataSettings) -> DataSet:
         folds.check(settings.fold)
         if settings.holdout:
             raise ValueError("data.fold leaves out training images and data.holdout trains on others: set one of them")
+    if settings.evaluate == "validation" and not settings.validation_samples:
+        raise ValueError("data.evaluate=validation needs images to evaluate on: set data.validation_samples=5000, say")
     if min(settings.size) < 1 or settings.classes < 1 or settings.workers < 0:
         raise ValueError(
             f"data.size and data.classes must be positive and data.workers not negative, got {settings.size}, "
@@ -148,16 +163,14 @@ def _policy(name: str, kind: DataSet, memory: bool) -> Any:
 def _synthetic(settings: DataSettings, kind: DataSet) -> DatasetSources:
     """As many pictures as the settings ask for, and few if they ask for all."""
     training, tests = synthetic.COUNTS[kind.task]
-    counts = (settings.train_samples or training, settings.test_samples or tests)
+    counts = ((settings.train_samples or training) + (settings.validation_samples or 0), settings.test_samples or tests)
     names = kind.names or [f"class {i}" for i in range(settings.classes)]
     firsts = (sum(counts) if settings.holdout else 0, counts[0])
     train, test = (
         synthetic.SyntheticPictures(kind.task, len(names), count, settings.size, exact=kind.small, first=first)
         for count, first in zip(counts, firsts, strict=True)
     )
-    found = DatasetSources(f"synthetic pictures in place of {kind.title}", names, train, test)
-    _check_classes(found, settings)
-    return found
+    return DatasetSources(f"synthetic pictures in place of {kind.title}", names, train, test)
 
 
 def _check_classes(found: DatasetSources, settings: DataSettings) -> None:
@@ -166,6 +179,20 @@ def _check_classes(found: DatasetSources, settings: DataSettings) -> None:
             f"{found.title} has {len(found.classes)} classes, the recipe says {settings.classes}: set "
             f"data.classes={len(found.classes)}"
         )
+
+
+def _set_aside(source: Source, count: int | None) -> tuple[Source, Source]:
+    """The images that may be trained on, and `count` random ones that may not."""
+    if not count:
+        return source, source.take([])
+    if not 0 < count < len(source):
+        raise ValueError(
+            f"data.validation_samples={count}, but there are {len(source):,} training images: choose 1 to "
+            f"{len(source) - 1}"
+        )
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(_SUBSET_SEED))
+    rest, aside = (rows.sort().values.tolist() for rows in (order[count:], order[:count]))
+    return source.take(rest), source.take(aside)
 
 
 def _subset(source: Source, count: int | None, setting: str, what: str, holdout: bool = False) -> Source:

@@ -124,11 +124,13 @@ class Data:
 
     classes: names.
     description: one line: which files, how many images.
+    trained_on: the training images, not augmented.
     held_out: the fold that is left out of `train`, if one is.
     """
 
     classes: list[str]
     train: TrainSet
     test: TestSet
+    trained_on: TestSet
     description: str
     held_out: HeldOut | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,11 @@ class DataSettings:
     augment: a policy of `halfway.lab.data.augment`: "none", "crop" (pad, crop), "crop-flip" (the same, and flip),
         "resized-crop" (ImageNet's), "autoaugment" (the same, then AutoAugment), "segmentation" (scale, crop, flip,
         colours).
-    train_samples, test_samples: a fixed random subset of that many, the same for every seed; None: all.
+    train_samples, test_samples: a fixed random subset of that many, the same for every seed; None: all. A smaller
+        subset of the training images is part of every larger one.
+    validation_samples: set that many training images aside, the same ones for every seed and `train_samples`. They are
+        never trained on.
+    evaluate: which images score the model: "test", or "validation" while settings are still being chosen.
     holdout: train on as many of the images that `train_samples` leaves out, for a model whose losses show what can be
         learned of the others (`halfway train --save-losses`).
     fold: [k, K]: train on all but fold k of K, and score what is left out (`halfway irreducible`).
@@ -31,6 +36,8 @@ class DataSettings:
     augment: str = "none"
     train_samples: int | None = None
     test_samples: int | None = None
+    validation_samples: int | None = None
+    evaluate: Literal["test", "validation"] = "test"
     holdout: bool = False
     fold: tuple[int, int] | None = None
     split: str = "train"

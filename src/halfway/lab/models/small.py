@@ -36,6 +36,20 @@ def small_resnet(classes: int, width: int = 64, blocks: Sequence[int] = (2, 2, 2
     return _initialised(nn.Sequential(layers))
 
 
+def small_cnn(classes: int, width: int = 8) -> nn.Module:
+    """Four 3 x 3 convolutions, each twice as wide as the one before; the first three halve the resolution."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels = 3
+    for i in range(4):
+        out = width * 2**i
+        shrink = [] if i == 3 else [nn.MaxPool2d(2)]
+        conv = nn.Conv2d(channels, out, 3, padding=1, bias=False)
+        layers[f"layer{i + 1}"] = nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU(), *shrink)
+        channels = out
+    layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(channels, classes))
+    return _initialised(nn.Sequential(layers))
+
+
 def bottleneck_resnet(classes: int, width: int = 16, blocks: Sequence[int] = (3, 4, 6, 3)) -> nn.Module:
     """ResNet-50 in another width, and with half the strides in its stem: for images of 64 px."""
     layers = _bottleneck_encoder(width, blocks, strides=(1, 2, 2, 2))
@@ -90,7 +104,7 @@ def small_deeplabv3(
 
 
 NETS: dict[str, Callable[..., nn.Module]] = {
-    f.__name__: f for f in (small_resnet, bottleneck_resnet, small_swin, deeplabv3_resnet50, small_deeplabv3)
+    f.__name__: f for f in (small_resnet, small_cnn, bottleneck_resnet, small_swin, deeplabv3_resnet50, small_deeplabv3)
 }
 
 

@@ -110,6 +110,9 @@ class Recipe:
     precision: "amp" is float16 with a gradient scaler on CUDA and bfloat16 elsewhere.
     log_every: how often metrics and a checkpoint are written.
     evaluate_every: how many of those intervals lie between two evaluations (the last one always evaluates).
+    batch_norm_samples: estimate BatchNorm's statistics anew on that many random training images before an evaluation;
+        0: those of the training.
+    training_score: also score that many training images at the end, in eval mode and not augmented.
     multi_scale: scales of the final evaluation, each also flipped.
     root: folder of the data.
     """
@@ -139,6 +142,8 @@ class Recipe:
     log_every: int = 1
     evaluate_every: int = 1
     evaluation_batch: int = 500
+    batch_norm_samples: int = 0
+    training_score: int = 0
     multi_scale: tuple[float, ...] = ()
     root: str = "data"
     paper: Paper | None = None
@@ -146,6 +151,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "log_every", "evaluate_every", "evaluation_batch"):
             _in_range(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        for name in ("batch_norm_samples", "training_score"):
+            _in_range(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
         _in_range("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "positive")
         # Aliases are resolved here: from now on `density` is `pfb`.
         object.__setattr__(self, "method", known_methods.resolve(self.method))

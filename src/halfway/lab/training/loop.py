@@ -15,10 +15,11 @@ What is worth knowing:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ from ..models import small as nets
 from ..progress import Bar
 from ..recipes import controls
 from ..recipes.schema import Recipe
-from . import optim, tasks
+from . import batch_norm, optim, tasks
 from .irreducible import Scoring
 from .logs import Logs
 from .order import BatchOrder
@@ -47,9 +48,10 @@ from .run_folder import VERSION, RunFolder
 
 @dataclass
 class _Round:
-    """Sums over the current round. `loss` stays on the device."""
+    """Sums over the current round. `loss` and `small`, the share of small losses, stay on the device."""
 
     loss: Tensor
+    small: Tensor
     steps: int = 0
     seconds: float = 0.0
     waited: float = 0.0
@@ -61,7 +63,7 @@ class _Round:
         self.waited += waited
 
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), "loss": self.loss.cpu()}
+        return {**vars(self), "loss": self.loss.cpu(), "small": self.small.cpu()}
 
 
 class Training:
@@ -225,8 +227,7 @@ class Training:
 
     def train_step(self, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
         """One step; returns the loss, detached, on the device."""
-        if self.recipe.channels_last:
-            x = x.to(memory_format=torch.channels_last)
+        x = tasks.laid_out(x, self.recipe)
         with tasks.autocast(self.recipe, self.device):
             if self.blocker is not None:
                 x, y = self.blocker(x, y, ids=ids)
@@ -252,19 +253,25 @@ class Training:
             return self.sampler.weights(ids)
         return None
 
+    @torch.no_grad()
     def _observe(self, ids: Tensor, outputs: Any, y: Tensor) -> None:
-        """Report the losses to a method that learns from them."""
-        blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
-        if not blocked and (self.sampler is None or not self.sampler.learns):
-            return
+        """Report the losses to a method that learns from them, and count the small ones."""
         # Smoothing puts a floor under every loss, which flattens the scale that selectors look at.
         plain = self.sampler is None or self.sampler.learns_from == "plain loss"
-        with torch.no_grad():
-            losses = self.task.losses(outputs, y, plain)
-        if self.blocker is not None:
-            self.blocker.observe(losses)
-        elif self.sampler is not None:
-            self.sampler.observe(ids, losses)
+        blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
+        learns = blocked or (self.sampler is not None and self.sampler.learns)
+        # In segmentation counting would take another pass over all pixels.
+        counts = self.recipe.task == "classification"
+        if not learns and not counts:
+            return
+        losses_B = self.task.losses(outputs, y, plain or not learns)
+        if counts:
+            plain_B = losses_B if plain or not learns else self.task.plain_losses(outputs, y)
+            self._round.small += (plain_B < tasks.SMALL_LOSS).float().mean()
+        if blocked and self.blocker is not None:
+            self.blocker.observe(losses_B)
+        elif learns and self.sampler is not None:
+            self.sampler.observe(ids, losses_B)
 
     def _figures(self, loss: Tensor, epoch: int) -> dict[str, str]:
         figures = {"loss": f"{float(loss):.3f}", "epoch": str(epoch)}
@@ -279,16 +286,17 @@ class Training:
     # ----------------------------------------------------------- end of a round
 
     def _new_round(self) -> _Round:
-        return _Round(torch.zeros((), device=self.device))
+        loss, small = torch.zeros(2, device=self.device)
+        return _Round(loss, small)
 
     def _end_round(self, logs: Logs) -> None:
         """Metrics, evaluation, checkpoint."""
         current, last = self._round, self.step == self.steps
         begin = time.perf_counter()
-        loss = current.loss.clone()
+        sums = torch.stack([current.loss, current.small])
         if self.ranks > 1:
-            dist.all_reduce(loss)
-        mean = float(loss) / (current.steps * self.ranks)
+            dist.all_reduce(sums)
+        mean, small = (sums / (current.steps * self.ranks)).tolist()
         current.seconds += time.perf_counter() - begin  # includes waiting for a GPU to finish the round
         if not math.isfinite(mean):
             raise FloatingPointError(
@@ -303,20 +311,45 @@ class Training:
             "step": self.step,
             "epoch": self.step / self.order.per_epoch,
             "loss": mean,
+            **({"small_losses": small} if self.recipe.task == "classification" else {}),
             "lr": self.optimizer.param_groups[0]["lr"],
             **self._blocking(),
         }
         if last or number % self.recipe.evaluate_every == 0:
-            metrics["score"] = self.task.evaluate(self.wrapped, self.data.test, self.device)
-            if self.scoring is not None:
-                metrics["held_out_loss"] = self.scoring(self.model, self.step)
-        if last and self.recipe.multi_scale:
-            scales = self.recipe.multi_scale
-            metrics["multi_scale"] = self.task.evaluate(self.wrapped, self.data.test, self.device, scales)
+            with self._statistics():
+                metrics.update(self._evaluate(last))
         times = {"seconds": current.seconds, "waited": current.waited, "load": os.getloadavg()[0]}
         logs.write({**metrics, **times, **self._diagnostics()})
         self._round = self._new_round()
         self._save(logs)
+
+    def _evaluate(self, last: bool) -> dict[str, float | None]:
+        found = self.task.evaluate(self.wrapped, self.data.test, self.device)
+        metrics = {"score": found.score, "test_loss": found.loss}
+        if self.scoring is not None:
+            metrics["held_out_loss"] = self.scoring(self.model, self.step)
+        if last and self.recipe.multi_scale:
+            scales = self.recipe.multi_scale
+            metrics["multi_scale"] = self.task.evaluate(self.wrapped, self.data.test, self.device, scales).score
+        if last and self.recipe.training_score:
+            batches = -(-self.recipe.training_score // (self.recipe.evaluation_batch * self.ranks))
+            seen = self.task.evaluate(self.wrapped, self.data.trained_on, self.device, limit=batches)
+            metrics |= {"training_score": seen.score, "training_loss": seen.loss, "training_small_losses": seen.small}
+        return metrics
+
+    @contextlib.contextmanager
+    def _statistics(self) -> Iterator[None]:
+        """BatchNorm's statistics for an evaluation, if the recipe wants others than those of the training."""
+        seed, count = self.recipe.seed, self.recipe.batch_norm_samples
+        if not count:
+            yield
+            return
+        # Augmented training images, the same for all methods of a seed.
+        ids = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(seed_of(seed)))[:count]
+        plan = [(part, seed_of(seed, i)) for i, part in enumerate(ids.split(self.recipe.evaluation_batch))]
+        batches = (tasks.laid_out(x, self.recipe) for x, _, _ in self.data.train.batches(plan))
+        with tasks.autocast(self.recipe, self.device), batch_norm.estimated(self.model, batches):
+            yield
 
     def _blocking(self) -> dict[str, float]:
         """Samples so far, over all ranks; `spent` is their training cost in samples of full training."""
@@ -400,7 +433,8 @@ class Training:
             self.sampler.load_state_dict(state["sampler"])
         self._batches, self._pruned_steps = state["batches"], state["pruned_steps"]
         self.retention.load_state_dict(state["retention"])
-        self._round = _Round(**{**state["round"], "loss": state["round"]["loss"].to(self.device)})
+        sums = {name: state["round"][name].to(self.device) for name in ("loss", "small")}
+        self._round = _Round(**{**state["round"], **sums})
         self.step = state["step"]
 
 

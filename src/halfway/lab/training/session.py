@@ -49,17 +49,26 @@ def alone() -> bool:
     return rank_and_size()[1] == 1
 
 
-def train(recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, command: str) -> bool:
+def train(
+    recipe: Recipe,
+    data: Data,
+    device: torch.device,
+    folder: RunFolder,
+    resume: bool,
+    command: str,
+    show: bool = True,
+) -> bool:
     """Train in the folder. Returns whether the training is finished; False after Ctrl-C.
 
     Args:
         resume: go on with what the folder holds.
         command: kept with the results.
+        show: draw progress bars.
     """
     if first_rank():
         folder.open(recipe, resume)
     with naming_a_full_disk(folder.path), folder.locked() if first_rank() else contextlib.nullcontext():
-        training = Training(recipe, data, device, folder)
+        training = Training(recipe, data, device, folder, show)
         if first_rank():
             folder.note_session(
                 {

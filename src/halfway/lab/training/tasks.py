@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -19,6 +21,23 @@ from ..data import IGNORE, TestSet
 from ..progress import Bar
 from ..recipes.schema import Recipe
 from .rank import rank_and_size
+
+# A plain loss below this is small: the sample is predicted with a probability above 0.9.
+SMALL_LOSS = 0.1
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    score: in percent.
+    loss: the mean plain loss of an image; None where scales are averaged.
+    small: the share of images whose plain loss is below `SMALL_LOSS`; None where there is no loss.
+    """
+
+    score: float
+    loss: float | None
+    small: float | None
 
 
 class Task:
@@ -52,8 +71,10 @@ class Task:
         """A new torchmetrics metric."""
         raise NotImplementedError
 
-    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
-        """Predicted classes, in the shape of `y`."""
+    def predict(
+        self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Predicted classes, in the shape of `y`, and the plain loss of each image (B,); no loss at several scales."""
         raise NotImplementedError
 
     @property
@@ -64,31 +85,42 @@ class Task:
     @torch.no_grad()
     def evaluate(
         self, model: nn.Module, test: TestSet, device: torch.device, scales: tuple[float, ...] = (), limit: int = 0
-    ) -> float:
-        """The score on the test images, in percent.
+    ) -> Evaluation:
+        """The model on test images, by all ranks together.
 
         Args:
             scales: evaluate at each of these, flipped and not, and average; empty: once, at the original scale.
             limit: stop after this many batches; 0: all.
         """
         metric = self.metric().to(device)
+        # Sum of the losses, how many are small, and of how many images.
+        totals = torch.zeros(3, dtype=torch.float64)
         was_training = model.training
         model.eval()
         rank, ranks = rank_and_size()
         batch_size = self.recipe.evaluation_batch
         name = "multi-scale evaluation" if scales else "evaluation"
         try:
-            with Bar(-(-len(test) // ranks), name, unit="image", show=rank == 0, leave=False) as bar:
+            with Bar(-(-len(test) // ranks), name, unit="image", show=rank == 0, leave=False, delay=5.0) as bar:
                 for i, (x, y) in enumerate(test.batches(batch_size, rank, ranks)):
                     if limit and i == limit:
                         break
                     with autocast(self.recipe, device):
-                        predicted = self.predict(model, _laid_out(x, self.recipe), y, scales)
+                        predicted, losses_B = self.predict(model, laid_out(x, self.recipe), y, scales)
                     metric.update(predicted, y)
+                    if losses_B is not None:
+                        sums = (losses_B.double().sum(), (losses_B < SMALL_LOSS).sum(), torch.tensor(len(x)))
+                        totals += torch.stack([s.double().cpu() for s in sums])
                     bar.update(len(x))
-            return 100 * float(metric.compute())
+            score = 100 * float(metric.compute())
         finally:
             model.train(was_training)
+        if ranks > 1:
+            on_device = totals.to(device)
+            dist.all_reduce(on_device)
+            totals = on_device.cpu()
+        total, small, images = totals.tolist()
+        return Evaluation(score, total / images, small / images) if images else Evaluation(score, None, None)
 
 
 class Classification(Task):
@@ -106,8 +138,11 @@ class Classification(Task):
 
         return MulticlassAccuracy(self.recipe.data.classes, average="micro")
 
-    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
-        return model(x).argmax(1)
+    def predict(
+        self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        logits = model(x)
+        return logits.argmax(1), self.plain_losses(logits, y)
 
 
 class Segmentation(Task):
@@ -146,9 +181,12 @@ class Segmentation(Task):
 
         return MulticlassJaccardIndex(self.recipe.data.classes, average="macro", ignore_index=IGNORE)
 
-    def predict(self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]) -> Tensor:
+    def predict(
+        self, model: nn.Module, x: Tensor, y: Tensor, scales: tuple[float, ...]
+    ) -> tuple[Tensor, Tensor | None]:
         if not scales:
-            return _resized(_out(model(x)), y.shape[-2:]).argmax(1)
+            logits = _resized(_out(model(x)), y.shape[-2:])
+            return logits.argmax(1), self.plain_losses(logits, y)
         total = torch.zeros(len(x), self.recipe.data.classes, *y.shape[-2:], device=x.device)
         for scale in scales:
             size = [max(32, round(side * scale)) for side in x.shape[-2:]]
@@ -157,7 +195,7 @@ class Segmentation(Task):
                 logits = _out(model(scaled.flip(-1) if flipped else scaled))
                 logits = logits.flip(-1) if flipped else logits
                 total += _resized(logits.float(), y.shape[-2:]).softmax(1)
-        return total.argmax(1)
+        return total.argmax(1), None
 
     @property
     def smallest_batch(self) -> int:
@@ -178,7 +216,8 @@ def autocast(recipe: Recipe, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _laid_out(x: Tensor, recipe: Recipe) -> Tensor:
+def laid_out(x: Tensor, recipe: Recipe) -> Tensor:
+    """A batch in the recipe's memory format."""
     return x.to(memory_format=torch.channels_last) if recipe.channels_last else x
 
 

@@ -1,0 +1,105 @@
+"""A study: stages of arms, recipes and seeds, in one YAML file.
+
+    stages:
+      screen:
+        recipes: [ladder-c16, ladder-f8]
+        seeds: [110, 111, 112]
+        settings: {data.evaluate: validation}       of all arms
+        arms:
+          full: {}                                  an arm is a name and what it is made of
+          random: {method: random, prune_ratio: 0.5}
+          pfb deep: {method: pfb, prune_ratio: 0.5, cut: layer2}
+          pfb hot: {method: pfb, prune_ratio: 0.5, times: {optimizer.lr: 2}}
+
+The arm `full` is full data; any other names its method. `times` multiplies what the recipe says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import did_you_mean
+from ..recipes import schema
+from ..recipes.methods import FULL
+from ..recipes.schema import Recipe
+
+_STAGE = {"recipes", "seeds", "settings", "arms", "about"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study.
+
+    recipe: with all settings of the arm and the seed.
+    base: the name of the recipe it was made from.
+    """
+
+    stage: str
+    arm: str
+    base: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def key(self) -> str:
+        """Equal for runs that compute the same, in whatever stage and under whatever name."""
+        text = json.dumps(self.recipe.identity(), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        return f"{self.base}, {self.arm}, seed {self.seed}"
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The stages of a study file, checked."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path.name} is not YAML: {error}") from None
+    stages = content.get("stages") if isinstance(content, dict) else None
+    if not isinstance(stages, dict) or not stages:
+        raise ValueError(f"{path.name} has no stages; see `halfway study --help`")
+    for name, stage in stages.items():
+        for key in stage:
+            if key not in _STAGE:
+                raise ValueError(f"stage {name} has no {key!r}; {did_you_mean(key, sorted(_STAGE))}")
+        for key in ("recipes", "seeds", "arms"):
+            if not stage.get(key):
+                raise ValueError(f"stage {name} has no {key}")
+    return {str(name): stage for name, stage in stages.items()}
+
+
+def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
+    """All runs of a stage; those of a seed come together, so that the first ones done can be compared."""
+    made = []
+    for seed in stage["seeds"]:
+        for base in stage["recipes"]:
+            recipe = schema.load(base)
+            for arm, content in stage["arms"].items():
+                changes = {**stage.get("settings", {}), **settings_of(arm, content or {}, recipe)}
+                ready = recipe.with_settings({**changes, "seed": seed, "root": root})
+                made.append(Run(name, str(arm), base, seed, ready))
+    return made
+
+
+def settings_of(arm: str, content: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """What an arm changes in a recipe, by dotted key."""
+    settings = {key: value for key, value in content.items() if key != "times"}
+    if arm == FULL:
+        settings.setdefault("method", FULL)
+    if "method" not in settings:
+        raise ValueError(f"the arm {arm!r} names no method, as in {{method: random, prune_ratio: 0.5}}")
+    for key, factor in content.get("times", {}).items():
+        value = recipe.get(key)
+        if not isinstance(value, int | float):
+            raise ValueError(f"the arm {arm!r} multiplies {key}, which is {value!r} in {recipe.name}, no number")
+        settings[key] = value * factor
+    return settings

@@ -1,0 +1,127 @@
+"""The runs of a study in several processes of one thread each: on a CPU that is far faster than one with many threads.
+
+A run folder exists while its run is under way, so that an interrupted one goes on; its results are a line of the
+ledger, and then the folder is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..progress import Bar
+from . import ledger
+from .plan import Run
+
+_STOP = None
+
+
+def todo(runs: Sequence[Run], results: Path) -> list[Run]:
+    """Those that are not in the ledger yet, each once."""
+    known = {entry["key"] for entry in ledger.read(results)}
+    return list({run.key: run for run in runs if run.key not in known}.values())
+
+
+def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, command: str) -> int:
+    """Train all runs; returns how many failed. An error of one run does not stop the others.
+
+    Args:
+        folder: of the run folders.
+        results: the ledger.
+        workers: processes.
+        command: kept with the results.
+    """
+    context = multiprocessing.get_context("spawn")
+    waiting, done = context.Queue(), context.Queue()
+    for run in runs:
+        waiting.put(run)
+    for _ in range(workers):
+        waiting.put(_STOP)
+    processes = [
+        context.Process(target=_work, args=(waiting, done, folder, command)) for _ in range(min(workers, len(runs)))
+    ]
+    failed = 0
+    with _one_thread_each(), Bar(len(runs), "runs", "run") as bar:
+        for process in processes:
+            process.start()
+        try:
+            for _ in range(len(runs)):
+                run, entry, error = _next(done, processes)
+                if entry is None:
+                    failed += 1
+                    bar.say(f"FAILED {run.label}\n{error}")
+                else:
+                    ledger.append(results, entry)
+                    bar.say(f"{run.label}: {entry['score']:.2f} %")
+                bar.update()
+        except BaseException:
+            for process in processes:  # each stops after its step and keeps a checkpoint
+                with contextlib.suppress(ProcessLookupError, TypeError):
+                    os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
+            raise
+        finally:
+            for process in processes:
+                process.join()
+    return failed
+
+
+def _next(done: Any, processes: Sequence[Any]) -> Any:
+    """The next result; an error if every process has died."""
+    import queue
+
+    while True:
+        try:
+            return done.get(timeout=5)
+        except queue.Empty:
+            if not any(process.is_alive() for process in processes):
+                raise RuntimeError(
+                    "all processes of the study have ended before their runs; the same command goes on"
+                ) from None
+
+
+def _work(waiting: Any, done: Any, folder: Path, command: str) -> None:
+    """One process: runs from the queue until there are none. Ctrl-C ends it after the step."""
+    import torch
+
+    from ..comparison.run import Loader
+    from ..training import session
+    from ..training.run_folder import RunFolder
+    from ..training.run_result import RunResult
+
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    load = Loader(device)
+    while (run := waiting.get()) is not _STOP:
+        where = RunFolder(folder / run.key)
+        try:
+            if not session.train(run.recipe, load(run.recipe), device, where, True, command, show=False):
+                return
+            done.put((run, ledger.record(run, RunResult.read(where.path)), ""))
+            shutil.rmtree(where.path, ignore_errors=True)
+        except KeyboardInterrupt:
+            return
+        except Exception:
+            done.put((run, None, traceback.format_exc()))
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes read these before they import torch."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
