@@ -10,8 +10,10 @@
           random: {method: random, prune_ratio: 0.5}
           pfb deep: {method: pfb, prune_ratio: 0.5, cut: layer2}
           pfb hot: {method: pfb, prune_ratio: 0.5, times: {optimizer.lr: 2}}
+          pfb with a tail: {method: pfb, prune_ratio: 0.5, window_of_run: [0, 0.875]}
 
-The arm `full` is full data; any other names its method. `times` multiplies what the recipe says.
+The arm `full` is full data; any other names its method. `times` multiplies what the recipe says, and `window_of_run`
+is a window in shares of the run's length.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
 
 def settings_of(arm: str, content: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """What an arm changes in a recipe, by dotted key."""
-    settings = {key: value for key, value in content.items() if key != "times"}
+    settings = {key: value for key, value in content.items() if key not in ("times", "window_of_run")}
     if arm == FULL:
         settings.setdefault("method", FULL)
     if "method" not in settings:
@@ -102,4 +104,6 @@ def settings_of(arm: str, content: Mapping[str, Any], recipe: Recipe) -> dict[st
         if not isinstance(value, int | float):
             raise ValueError(f"the arm {arm!r} multiplies {key}, which is {value!r} in {recipe.name}, no number")
         settings[key] = value * factor
+    if "window_of_run" in content:
+        settings["window"] = [round(share * recipe.length) for share in content["window_of_run"]]
     return settings
