@@ -12,8 +12,8 @@
           pfb hot: {method: pfb, prune_ratio: 0.5, times: {optimizer.lr: 2}}
           pfb with a tail: {method: pfb, prune_ratio: 0.5, window_of_run: [0, 0.875]}
 
-The arm `full` is full data; any other names its method. `times` multiplies what the recipe says, and `window_of_run`
-is a window in shares of the run's length.
+The arm `full` is full data; any other names its method. `times` multiplies what the recipe says, `window_of_run` is a
+window in shares of the run's length, and {recipe} in a text stands for the recipe's name.
 """
 
 from __future__ import annotations
@@ -94,7 +94,11 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
 
 def settings_of(arm: str, content: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """What an arm changes in a recipe, by dotted key."""
-    settings = {key: value for key, value in content.items() if key not in ("times", "window_of_run")}
+    settings = {
+        key: value.replace("{recipe}", recipe.name) if isinstance(value, str) else value
+        for key, value in content.items()
+        if key not in ("times", "window_of_run")
+    }
     if arm == FULL:
         settings.setdefault("method", FULL)
     if "method" not in settings:

@@ -45,10 +45,11 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
     for _ in range(workers):
         waiting.put(_STOP)
     processes = [
-        context.Process(target=_work, args=(waiting, done, folder, command)) for _ in range(min(workers, len(runs)))
+        context.Process(target=_work, args=(waiting, done, folder, command), daemon=True)
+        for _ in range(min(workers, len(runs)))
     ]
     failed = 0
-    with _one_thread_each(), Bar(len(runs), "runs", "run") as bar:
+    with _one_thread_each(), _terminated_like_interrupted(), Bar(len(runs), "runs", "run") as bar:
         for process in processes:
             process.start()
         try:
@@ -109,6 +110,20 @@ def _work(waiting: Any, done: Any, folder: Path, command: str) -> None:
             return
         except Exception:
             done.put((run, None, traceback.format_exc()))
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM is Ctrl-C meanwhile: without it the processes would go on after this one is gone."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
