@@ -14,7 +14,7 @@ from typing import Any
 from ..training.run_result import RunResult
 from .plan import Run
 
-# Of each round in which the model was evaluated.
+# Of each round.
 _CURVE = ("epoch", "score", "test_loss", "small_losses", "loss")
 
 
@@ -37,7 +37,7 @@ def record(run: Run, result: RunResult) -> dict[str, Any]:
         "chosen_by_density": result.chosen_by_density,
         "replayed": last.get("replayed"),
         "recomputed": last.get("recomputed"),
-        "curve": [[_rounded(m.get(key)) for key in _CURVE] for m in result.metrics if "score" in m],
+        "curve": [[_rounded(m.get(key)) for key in _CURVE] for m in result.metrics],
         "date": session["date"],
         "versions": session["versions"],
         "machine": session["machine"],

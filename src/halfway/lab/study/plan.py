@@ -30,6 +30,8 @@ from ..recipes import schema
 from ..recipes.methods import FULL
 from ..recipes.schema import Recipe
 
+# How often is looked at a run: looking changes nothing.
+_NO_EFFECT = ("name", "log_every", "evaluate_every", "training_score")
 _STAGE = {"recipes", "seeds", "settings", "arms", "about"}
 
 
@@ -49,8 +51,9 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Equal for runs that compute the same, in whatever stage and under whatever name."""
-        text = json.dumps(self.recipe.identity(), sort_keys=True, default=str)
+        """Equal for runs that end with the same weights, in whatever stage and under whatever name."""
+        content = {name: value for name, value in self.recipe.identity().items() if name not in _NO_EFFECT}
+        text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
