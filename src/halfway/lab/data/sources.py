@@ -72,7 +72,7 @@ class Arrays(Source):
         return Image.fromarray(self.pixels[row].permute(1, 2, 0).contiguous().numpy()), int(self._labels[row])
 
     def take(self, rows: Sequence[int]) -> Arrays:
-        index = torch.as_tensor(rows)
+        index = torch.as_tensor(rows, dtype=torch.long)
         return Arrays(self.pixels[index], self._labels[index])
 
     @property
@@ -94,7 +94,7 @@ class LabelledFiles(Source):
         return open_picture(self.paths[row]), int(self._labels[row])
 
     def take(self, rows: Sequence[int]) -> LabelledFiles:
-        return LabelledFiles([self.paths[r] for r in rows], self._labels[torch.as_tensor(rows)])
+        return LabelledFiles([self.paths[r] for r in rows], self._labels[torch.as_tensor(rows, dtype=torch.long)])
 
     @property
     def labels(self) -> Tensor:
