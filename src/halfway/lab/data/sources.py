@@ -57,11 +57,11 @@ class DatasetSources:
 
 
 class Arrays(Source):
-    """Pictures (N, 3, H, W) uint8 with labels (N,) int64."""
+    """Pictures (N, 3, H, W) uint8 with labels (N,) int64. originals: see there."""
 
-    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+    def __init__(self, pixels: Tensor, labels: Tensor, originals: Tensor | None = None) -> None:
         self.pixels = pixels
-        self._labels = labels
+        self._labels, self._originals = labels, originals
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -73,11 +73,16 @@ class Arrays(Source):
 
     def take(self, rows: Sequence[int]) -> Arrays:
         index = torch.as_tensor(rows, dtype=torch.long)
-        return Arrays(self.pixels[index], self._labels[index])
+        originals = None if self._originals is None else self._originals[index]
+        return Arrays(self.pixels[index], self._labels[index], originals)
 
     @property
     def labels(self) -> Tensor:
         return self._labels
+
+    @property
+    def originals(self) -> Tensor | None:
+        return self._originals
 
 
 class LabelledFiles(Source):
