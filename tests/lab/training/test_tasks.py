@@ -167,6 +167,45 @@ def test_mixed_precision_and_channels_last_reach_the_model() -> None:
     assert seen == [(torch.bfloat16, True), (torch.float32, False)]
 
 
+# ------------------------------------------------------------- loss of an evaluation
+
+
+def slow_losses(logits: Tensor, y: Tensor) -> list[float]:
+    """Of each image: the mean over its labelled pixels of -log p, without smoothing; 0 without any."""
+    out = []
+    for z, target in zip(logits.double(), y, strict=True):
+        z, target = z.reshape(CLASSES, -1), target.reshape(-1)
+        terms = [
+            math.log(sum(math.exp(v - float(z[t, i])) for v in z[:, i].tolist()))
+            for i, t in enumerate(target.tolist())
+            if t != 255
+        ]
+        out.append(sum(terms) / max(1, len(terms)))
+    return out
+
+
+@pytest.mark.parametrize("name", ["classification", "segmentation"])
+@pytest.mark.parametrize("batch", [4, 11, 500])
+def test_the_loss_of_an_evaluation_is_the_mean_plain_loss_of_an_image(name: str, batch: int) -> None:
+    size = (3, 5)
+    logits = 4 * torch.randn(11, CLASSES, *(size if name == "segmentation" else ()))
+    y = masks(11, *size) if name == "segmentation" else torch.randint(CLASSES, (11,))
+    right = F.one_hot(y[:3].clamp(max=CLASSES - 1), CLASSES).movedim(-1, 1).float()
+    logits[:3] += 20 * right  # some that are as good as learned
+    found = task(name, evaluation_batch=batch, label_smoothing=0.1).evaluate(
+        Fixed(logits), Pictures(numbered(11, *size), y), CPU
+    )
+    losses = slow_losses(logits, y)
+    assert found.loss == pytest.approx(sum(losses) / 11, rel=1e-5)
+    assert found.small == pytest.approx(sum(loss < tasks.SMALL_LOSS for loss in losses) / 11)
+    assert 0 < found.small < 1
+
+
+def test_several_scales_have_a_score_and_no_loss() -> None:
+    found = task().evaluate(Coarse(), Pictures(torch.randn(2, 3, 40, 40), masks(2, 40, 40)), CPU, scales=(1.0,))
+    assert (found.loss, found.small) == (None, None)
+
+
 # ------------------------------------------------------------------- multi-scale
 
 
