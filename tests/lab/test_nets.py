@@ -19,6 +19,7 @@ from halfway.lab.models import small as nets
 # Small enough to train a step in no time, and the least batch that BatchNorm of the ASPP's image pooling takes.
 SMALL: dict[str, tuple[dict[str, Any], int]] = {
     "small_resnet": ({"width": 4, "blocks": [1, 1, 1, 1]}, 16),
+    "small_cnn": ({"width": 4}, 16),
     "bottleneck_resnet": ({"width": 4, "blocks": [1, 1, 1, 1]}, 32),
     "small_swin": ({"width": 32, "depths": [1, 1, 1, 1]}, 32),
     "deeplabv3_resnet50": ({}, 32),

@@ -206,7 +206,7 @@ def test_another_length_keeps_the_shares(name: str) -> None:
     for factor in (2, 10):
         longer = recipe.of_length(recipe.length * factor)
         assert longer.schedule.share(longer.length) == pytest.approx(recipe.schedule.share(recipe.length))
-        assert longer.window == tuple(factor * w for w in recipe.window if w is not None)
+        assert longer.window == tuple(None if w is None else factor * w for w in recipe.window)
         warmup = recipe.learning_rate.warmup
         assert longer.learning_rate.warmup == (None if warmup is None else pytest.approx(factor * warmup))
         assert longer.of_length(recipe.length) == recipe
@@ -223,7 +223,7 @@ def test_no_length_makes_the_window_empty(name: str) -> None:
         assert active, f"nothing is pruned in {length}"
         # The end is rounded, and the beginning is rounded or moved up to 1.
         assert len(active) == pytest.approx(share * length, abs=1.5)
-        assert length == 1 or active[0] > 0, "what comes before the window stays"
+        assert length == 1 or (active[0] > 0) == (recipe.window[0] > 0), "what comes before the window stays"
 
 
 def test_an_open_window_stays_open_and_one_from_the_start_stays_there() -> None:

@@ -82,7 +82,7 @@ def test_miou_is_that_of_a_slow_loop(there: int, predicted: int, ignored: float)
     y = masks(5, 7, 9, there, ignored)
     logits = torch.randn(5, CLASSES, 7, 9)
     logits[:, predicted:] = -100
-    score = task(evaluation_batch=2).evaluate(Fixed(logits), Pictures(numbered(5, 7, 9), y), CPU)
+    score = task(evaluation_batch=2).evaluate(Fixed(logits), Pictures(numbered(5, 7, 9), y), CPU).score
     assert score == pytest.approx(slow_miou(logits.argmax(1), y), abs=1e-4)
 
 
@@ -91,7 +91,7 @@ def test_miou_is_of_all_pixels_together_not_a_mean_over_images() -> None:
     y[0, :, :4] = 1
     y[1, 0, 0] = 1
     logits = F.one_hot(torch.zeros_like(y), CLASSES).permute(0, 3, 1, 2).float()
-    score = task(evaluation_batch=1).evaluate(Fixed(logits), Pictures(numbered(2, 8, 8), y), CPU)
+    score = task(evaluation_batch=1).evaluate(Fixed(logits), Pictures(numbered(2, 8, 8), y), CPU).score
     assert score == pytest.approx(100 * (95 / 128 + 0) / 2, abs=1e-4)
 
 
@@ -100,9 +100,9 @@ def test_what_is_predicted_at_ignored_pixels_does_not_matter() -> None:
     logits = torch.randn(3, CLASSES, 8, 8)
     other = torch.where((y == 255).unsqueeze(1), torch.randn_like(logits), logits)
     one, two = (task().evaluate(Fixed(z), Pictures(numbered(3, 8, 8), y), CPU) for z in (logits, other))
-    assert one == two
+    assert one == two, "score and losses"
     perfect = F.one_hot(y.clamp(max=CLASSES - 1), CLASSES).permute(0, 3, 1, 2).float()
-    assert task().evaluate(Fixed(perfect), Pictures(numbered(3, 8, 8), y), CPU) == 100
+    assert task().evaluate(Fixed(perfect), Pictures(numbered(3, 8, 8), y), CPU).score == 100
 
 
 def test_accuracy_is_the_share_of_right_answers() -> None:
@@ -110,8 +110,8 @@ def test_accuracy_is_the_share_of_right_answers() -> None:
     right = sum(
         max(range(CLASSES), key=row.__getitem__) == t for row, t in zip(logits.tolist(), y.tolist(), strict=True)
     )
-    score = task("classification", evaluation_batch=7).evaluate(Fixed(logits), Pictures(numbered(50, 2, 2), y), CPU)
-    assert score == pytest.approx(100 * right / 50, abs=1e-4)
+    found = task("classification", evaluation_batch=7).evaluate(Fixed(logits), Pictures(numbered(50, 2, 2), y), CPU)
+    assert found.score == pytest.approx(100 * right / 50, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["classification", "segmentation"])
@@ -120,7 +120,7 @@ def test_the_score_does_not_depend_on_the_batch_size(name: str) -> None:
     logits = torch.randn(13, CLASSES, *(size if name == "segmentation" else ()))
     y = masks(13, *size) if name == "segmentation" else torch.randint(CLASSES, (13,))
     pictures = Pictures(numbered(13, *size), y)
-    scores = {task(name, evaluation_batch=n).evaluate(Fixed(logits), pictures, CPU) for n in (1, 4, 13, 500)}
+    scores = {task(name, evaluation_batch=n).evaluate(Fixed(logits), pictures, CPU).score for n in (1, 4, 13, 500)}
     assert len(scores) == 1
 
 
@@ -167,6 +167,45 @@ def test_mixed_precision_and_channels_last_reach_the_model() -> None:
     assert seen == [(torch.bfloat16, True), (torch.float32, False)]
 
 
+# ------------------------------------------------------------- loss of an evaluation
+
+
+def slow_losses(logits: Tensor, y: Tensor) -> list[float]:
+    """Of each image: the mean over its labelled pixels of -log p, without smoothing; 0 without any."""
+    out = []
+    for z, target in zip(logits.double(), y, strict=True):
+        z, target = z.reshape(CLASSES, -1), target.reshape(-1)
+        terms = [
+            math.log(sum(math.exp(v - float(z[t, i])) for v in z[:, i].tolist()))
+            for i, t in enumerate(target.tolist())
+            if t != 255
+        ]
+        out.append(sum(terms) / max(1, len(terms)))
+    return out
+
+
+@pytest.mark.parametrize("name", ["classification", "segmentation"])
+@pytest.mark.parametrize("batch", [4, 11, 500])
+def test_the_loss_of_an_evaluation_is_the_mean_plain_loss_of_an_image(name: str, batch: int) -> None:
+    size = (3, 5)
+    logits = 4 * torch.randn(11, CLASSES, *(size if name == "segmentation" else ()))
+    y = masks(11, *size) if name == "segmentation" else torch.randint(CLASSES, (11,))
+    right = F.one_hot(y[:3].clamp(max=CLASSES - 1), CLASSES).movedim(-1, 1).float()
+    logits[:3] += 20 * right  # some that are as good as learned
+    found = task(name, evaluation_batch=batch, label_smoothing=0.1).evaluate(
+        Fixed(logits), Pictures(numbered(11, *size), y), CPU
+    )
+    losses = slow_losses(logits, y)
+    assert found.loss == pytest.approx(sum(losses) / 11, rel=1e-5)
+    assert found.small == pytest.approx(sum(loss < tasks.SMALL_LOSS for loss in losses) / 11)
+    assert 0 < found.small < 1
+
+
+def test_several_scales_have_a_score_and_no_loss() -> None:
+    found = task().evaluate(Coarse(), Pictures(torch.randn(2, 3, 40, 40), masks(2, 40, 40)), CPU, scales=(1.0,))
+    assert (found.loss, found.small) == (None, None)
+
+
 # ------------------------------------------------------------------- multi-scale
 
 
@@ -185,7 +224,8 @@ def test_multi_scale_is_the_average_of_all_scales_flipped_and_not() -> None:
     x, y = torch.randn(2, 3, 40, 52), masks(2, 40, 52)
     model, scales = Coarse(), (0.5, 1.0, 1.75)
     with torch.no_grad():
-        predicted = task().predict(model, x, y, scales)
+        predicted, losses = task().predict(model, x, y, scales)
+    assert losses is None, "the average of several scales has no logits"
     average = torch.zeros(2, CLASSES, 40, 52, dtype=torch.float64)
     for scale in scales:
         size = [max(32, round(40 * scale)), max(32, round(52 * scale))]
@@ -202,8 +242,8 @@ def test_multi_scale_is_the_average_of_all_scales_flipped_and_not() -> None:
     assert sure.float().mean() > 0.99
     assert torch.equal(predicted[sure], average.argmax(1)[sure])
     with torch.no_grad():
-        once = task().predict(model, x, y, ())
-        unflipped = task().predict(model, x, y, (1.0,))
+        once, _ = task().predict(model, x, y, ())
+        unflipped, _ = task().predict(model, x, y, (1.0,))
     assert not torch.equal(once, predicted)
     assert not torch.equal(once, unflipped), "this model is not the same for a flipped picture"
 
@@ -212,10 +252,10 @@ def test_a_model_that_flips_with_its_pictures_scores_the_same_at_scale_1() -> No
     model = nn.Conv2d(3, CLASSES, 1).double()
     x, y = torch.randn(2, 3, 36, 36, dtype=torch.float64), masks(2, 36, 36)
     pictures = Pictures(x, y)
-    once = task().evaluate(model, pictures, CPU)
-    assert task().evaluate(model, pictures, CPU, scales=(1.0,)) == pytest.approx(once, abs=0.2)
+    once = task().evaluate(model, pictures, CPU).score
+    assert task().evaluate(model, pictures, CPU, scales=(1.0,)).score == pytest.approx(once, abs=0.2)
     with torch.no_grad():
-        assert torch.equal(task().predict(model, x, y, (1.0,)), task().predict(model, x, y, ()))
+        assert torch.equal(task().predict(model, x, y, (1.0,))[0], task().predict(model, x, y, ())[0])
 
 
 def test_a_model_that_always_says_the_same_does_so_at_every_scale() -> None:
@@ -225,16 +265,16 @@ def test_a_model_that_always_says_the_same_does_so_at_every_scale() -> None:
 
     y = masks(2, 33, 47)
     pictures = Pictures(torch.randn(2, 3, 33, 47), y)
-    once = task().evaluate(Constant(), pictures, CPU)
+    once = task().evaluate(Constant(), pictures, CPU).score
     assert once == pytest.approx(slow_miou(torch.ones_like(y), y), abs=1e-4)
-    assert task().evaluate(Constant(), pictures, CPU, scales=(0.5, 0.75, 1.0, 1.25)) == once
+    assert task().evaluate(Constant(), pictures, CPU, scales=(0.5, 0.75, 1.0, 1.25)).score == once
 
 
 def test_predictions_at_another_size_are_brought_to_that_of_the_mask() -> None:
     """The mask has the size of the picture on disk, the model's output its own."""
     small = torch.randn(1, CLASSES, 5, 5)
     y = masks(1, 20, 20)
-    predicted = task().predict(Fixed(small), numbered(1, 20, 20), y, ())
+    predicted, _ = task().predict(Fixed(small), numbered(1, 20, 20), y, ())
     assert torch.equal(predicted, F.interpolate(small, (20, 20), mode="bilinear", align_corners=False).argmax(1))
 
 

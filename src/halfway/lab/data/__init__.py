@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import did_you_mean
-from . import augment, cifar, digits, fashion, folders, folds, segmentation, synthetic
+from . import augment, cifar, digits, fashion, folders, folds, segmentation, synthetic, variants
 from .base import IGNORE, IMAGENET, Colours, Data, HeldOut, TestSet, TrainSet
 from .disk import DiskTestSet, DiskTrainSet
 from .memory import MemoryTestSet, MemoryTrainSet, decode
@@ -94,11 +95,10 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
     _check_classes(found, settings)
     rest, validation = _set_aside(found.train, settings.validation_samples)
     scored = found.test if settings.evaluate == "test" else validation
-    if invented:  # as many as were asked for
-        train, test = rest, scored
-    else:
-        train = _subset(rest, settings.train_samples, "train_samples", "training", settings.holdout)
-        test = _subset(scored, settings.test_samples, "test_samples", settings.evaluate)
+    chosen = _chosen(rest, settings, found.classes, invented)
+    train, changes = variants.apply(chosen, settings, len(found.classes))
+    # Of invented images there are as many as were asked for.
+    test = scored if invented else _subset(scored, settings.test_samples, "test_samples", settings.evaluate)
     colours, size, workers = kind.colours, settings.size, settings.workers
 
     def training(source: Source, augmentation: str) -> tuple[TrainSet, TestSet]:
@@ -123,7 +123,9 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
         held_out = HeldOut(training(train.take(ids.tolist()), "none")[0], ids, len(train))
         train = train.take(others.tolist())
         left_out = f" (data.fold=[{k}, {count}] is left out)"
-    pictures = f"{_share(train, found.train, 'training')}{left_out}, {_share(test, scored, settings.evaluate)}"
+    # Of copies, "10,000 of 50,000" would say something else.
+    trained = _share(train, train if settings.copies > 1 else found.train, "training")
+    pictures = f"{trained}{changes}{left_out}, {_share(test, scored, settings.evaluate)}"
     if memory:
         tests: TestSet = MemoryTestSet(*decode(test, size, colours, workers, "reading test images"), colours, device)
     else:
@@ -142,6 +144,7 @@ def _kind(settings: DataSettings) -> DataSet:
         folds.check(settings.fold)
         if settings.holdout:
             raise ValueError("data.fold leaves out training images and data.holdout trains on others: set one of them")
+    variants.check(settings, kind.task, kind.title)
     if settings.evaluate == "validation" and not settings.validation_samples:
         raise ValueError("data.evaluate=validation needs images to evaluate on: set data.validation_samples=5000, say")
     if min(settings.size) < 1 or settings.classes < 1 or settings.workers < 0:
@@ -163,8 +166,11 @@ def _policy(name: str, kind: DataSet, memory: bool) -> Any:
 def _synthetic(settings: DataSettings, kind: DataSet) -> DatasetSources:
     """As many pictures as the settings ask for, and few if they ask for all."""
     training, tests = synthetic.COUNTS[kind.task]
-    counts = ((settings.train_samples or training) + (settings.validation_samples or 0), settings.test_samples or tests)
     names = kind.names or [f"class {i}" for i in range(settings.classes)]
+    aside = settings.validation_samples or 0
+    counts = ((variants.different(settings) or training) + aside, settings.test_samples or tests)
+    if settings.imbalance is not None and settings.train_samples is not None:  # enough of the first class
+        counts = (len(names) * counts[0], counts[1])
     firsts = (sum(counts) if settings.holdout else 0, counts[0])
     train, test = (
         synthetic.SyntheticPictures(kind.task, len(names), count, settings.size, exact=kind.small, first=first)
@@ -190,9 +196,25 @@ def _set_aside(source: Source, count: int | None) -> tuple[Source, Source]:
             f"data.validation_samples={count}, but there are {len(source):,} training images: choose 1 to "
             f"{len(source) - 1}"
         )
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(_SUBSET_SEED))
+    order = _order(source)
     rest, aside = (rows.sort().values.tolist() for rows in (order[count:], order[:count]))
     return source.take(rest), source.take(aside)
+
+
+def _chosen(rest: Source, settings: DataSettings, names: list[str], invented: bool) -> Source:
+    """The different images that are trained on."""
+    count = variants.different(settings)
+    if settings.imbalance is not None:
+        return variants.tailed(rest, count, settings.imbalance, names, _order(rest))
+    if invented:  # as many as were asked for
+        return rest
+    setting = "train_samples" if settings.copies == 1 else f"train_samples/{settings.copies}"
+    return _subset(rest, count, setting, "training", settings.holdout)
+
+
+def _order(source: Source) -> Tensor:
+    """(N,) all rows in random order. What begins with the same rows is part of what takes more of them."""
+    return torch.randperm(len(source), generator=torch.Generator().manual_seed(_SUBSET_SEED))
 
 
 def _subset(source: Source, count: int | None, setting: str, what: str, holdout: bool = False) -> Source:
@@ -205,7 +227,7 @@ def _subset(source: Source, count: int | None, setting: str, what: str, holdout:
         raise ValueError(
             f"data.{setting}={count}, but there are {len(source):,} {what} images: choose 1 to {len(source)}"
         )
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(_SUBSET_SEED))
+    order = _order(source)
     rows = order[count : 2 * count] if holdout else order[:count]
     if not len(rows):
         raise ValueError(f"data.{setting}={count} leaves no {what} images to hold out: choose fewer than {len(source)}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# Settings of `variants`: at their defaults nothing is changed.
+VARIANTS = ("wrong_labels", "imbalance", "copies")
+
 
 @dataclass(frozen=True)
 class DataSettings:
@@ -21,6 +24,11 @@ class DataSettings:
     validation_samples: set that many training images aside, the same ones for every seed and `train_samples`. They are
         never trained on.
     evaluate: which images score the model: "test", or "validation" while settings are still being chosen.
+    wrong_labels: this share of the training labels is replaced by another class. Like the next two, the same images
+        for every seed, see `variants`; validation and test images keep their labels.
+    imbalance: the first class has that many times more training images than the last one, those between follow an
+        exponential; `train_samples` is the total.
+    copies: each of `train_samples / copies` images occurs that often, as near-copies of different pixels.
     holdout: train on as many of the images that `train_samples` leaves out, for a model whose losses show what can be
         learned of the others (`halfway train --save-losses`).
     fold: [k, K]: train on all but fold k of K, and score what is left out (`halfway irreducible`).
@@ -38,6 +46,9 @@ class DataSettings:
     test_samples: int | None = None
     validation_samples: int | None = None
     evaluate: Literal["test", "validation"] = "test"
+    wrong_labels: float = 0.0
+    imbalance: float | None = None
+    copies: int = 1
     holdout: bool = False
     fold: tuple[int, int] | None = None
     split: str = "train"

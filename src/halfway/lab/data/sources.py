@@ -57,11 +57,11 @@ class DatasetSources:
 
 
 class Arrays(Source):
-    """Pictures (N, 3, H, W) uint8 with labels (N,) int64."""
+    """Pictures (N, 3, H, W) uint8 with labels (N,) int64. originals: see there."""
 
-    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
+    def __init__(self, pixels: Tensor, labels: Tensor, originals: Tensor | None = None) -> None:
         self.pixels = pixels
-        self._labels = labels
+        self._labels, self._originals = labels, originals
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -72,12 +72,17 @@ class Arrays(Source):
         return Image.fromarray(self.pixels[row].permute(1, 2, 0).contiguous().numpy()), int(self._labels[row])
 
     def take(self, rows: Sequence[int]) -> Arrays:
-        index = torch.as_tensor(rows)
-        return Arrays(self.pixels[index], self._labels[index])
+        index = torch.as_tensor(rows, dtype=torch.long)
+        originals = None if self._originals is None else self._originals[index]
+        return Arrays(self.pixels[index], self._labels[index], originals)
 
     @property
     def labels(self) -> Tensor:
         return self._labels
+
+    @property
+    def originals(self) -> Tensor | None:
+        return self._originals
 
 
 class LabelledFiles(Source):
@@ -94,7 +99,7 @@ class LabelledFiles(Source):
         return open_picture(self.paths[row]), int(self._labels[row])
 
     def take(self, rows: Sequence[int]) -> LabelledFiles:
-        return LabelledFiles([self.paths[r] for r in rows], self._labels[torch.as_tensor(rows)])
+        return LabelledFiles([self.paths[r] for r in rows], self._labels[torch.as_tensor(rows, dtype=torch.long)])
 
     @property
     def labels(self) -> Tensor:

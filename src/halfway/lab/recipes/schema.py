@@ -20,7 +20,7 @@ from ...samplers import EpochSampler
 from ...schedule import Schedule
 from ...selectors import Selector
 from ...selectors.earlier import sections_today
-from ..data.settings import DataSettings
+from ..data.settings import VARIANTS, DataSettings
 from . import methods as known_methods
 from .conversion import flat, make, nested, plain
 from .methods import FULL, IMPLEMENTATIONS, WHOLE_BATCHES, Method
@@ -315,8 +315,12 @@ class Recipe:
         """
         content = {key: value for key, value in self.as_dict().items() if key not in (*_NO_IDENTITY, *IMPLEMENTATIONS)}
         content["data"].pop("workers")
-        if self.draw_seed == self.seed:  # as in runs that were made before there was such a setting
+        # Settings at their defaults that did not exist when earlier runs were made: these are still the same runs.
+        if self.draw_seed == self.seed:
             content.pop("selection_seed")
+        for name in VARIANTS:
+            if getattr(self.data, name) == getattr(DataSettings, name):
+                content["data"].pop(name)
         if self.pruning is not None:
             used = self.pruning.implementation
             content[used] = {**known_methods.settings_of(used), **self.method_settings}

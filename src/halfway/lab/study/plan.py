@@ -73,12 +73,17 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(stages, dict) or not stages:
         raise ValueError(f"{path.name} has no stages; see `halfway study --help`")
     for name, stage in stages.items():
+        if not isinstance(stage, dict):
+            raise ValueError(f"stage {name} has no recipes, seeds and arms, got {stage!r}")
         for key in stage:
             if key not in _STAGE:
                 raise ValueError(f"stage {name} has no {key!r}; {did_you_mean(key, sorted(_STAGE))}")
         for key in ("recipes", "seeds", "arms"):
             if not stage.get(key):
                 raise ValueError(f"stage {name} has no {key}")
+            if not isinstance(stage[key], dict if key == "arms" else list):
+                form = "a section, as in arms: {full: {}}" if key == "arms" else f"a list, as in {key}: [...]"
+                raise ValueError(f"stage {name}: {key} is {form}, got {stage[key]!r}")
     return {str(name): stage for name, stage in stages.items()}
 
 
@@ -108,9 +113,11 @@ def settings_of(arm: str, content: Mapping[str, Any], recipe: Recipe) -> dict[st
         raise ValueError(f"the arm {arm!r} names no method, as in {{method: random, prune_ratio: 0.5}}")
     for key, factor in content.get("times", {}).items():
         value = recipe.get(key)
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"the arm {arm!r} multiplies {key}, which is {value!r} in {recipe.name}, no number")
-        settings[key] = value * factor
+        product = value * factor
+        # Half of 16 epochs are 8, a whole number.
+        settings[key] = int(product) if isinstance(value, int) and product == int(product) else product
     if "window_of_run" in content:
         settings["window"] = [round(share * recipe.length) for share in content["window_of_run"]]
     return settings

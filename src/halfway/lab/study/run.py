@@ -1,7 +1,7 @@
 """The runs of a study in several processes of one thread each: on a CPU that is far faster than one with many threads.
 
-A run folder exists while its run is under way, so that an interrupted one goes on; its results are a line of the
-ledger, and then the folder is deleted.
+A run folder exists while its run is under way, so that an interrupted one goes on; its results become a line of the
+ledger, and only then the folder is deleted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
         for _ in range(min(workers, len(runs)))
     ]
     failed = 0
-    with _one_thread_each(), _terminated_like_interrupted(), Bar(len(runs), "runs", "run") as bar:
+    with _one_thread_each(), _interrupted_by_sigterm(), Bar(len(runs), "runs", "run") as bar:
         for process in processes:
             process.start()
         try:
@@ -60,6 +60,7 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
                     bar.say(f"FAILED {run.label}\n{error}")
                 else:
                     ledger.append(results, entry)
+                    shutil.rmtree(folder / run.key, ignore_errors=True)
                     bar.say(f"{run.label}: {entry['score']:.2f} %")
                 bar.update()
         except BaseException:
@@ -88,7 +89,11 @@ def _next(done: Any, processes: Sequence[Any]) -> Any:
 
 
 def _work(waiting: Any, done: Any, folder: Path, command: str) -> None:
-    """One process: runs from the queue until there are none. Ctrl-C ends it after the step."""
+    """One process: runs from the queue until there are none. SIGINT ends it after the step."""
+    # Ctrl-C in a terminal reaches the whole group of processes, and the parent passes it on: twice would end a run at
+    # once, without a checkpoint.
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     import torch
 
     from ..comparison.run import Loader
@@ -99,27 +104,33 @@ def _work(waiting: Any, done: Any, folder: Path, command: str) -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     load = Loader(device)
-    while (run := waiting.get()) is not _STOP:
+    while (run := _taken(waiting)) is not _STOP:
         where = RunFolder(folder / run.key)
         try:
             if not session.train(run.recipe, load(run.recipe), device, where, True, command, show=False):
                 return
             done.put((run, ledger.record(run, RunResult.read(where.path)), ""))
-            shutil.rmtree(where.path, ignore_errors=True)
         except KeyboardInterrupt:
             return
         except Exception:
             done.put((run, None, traceback.format_exc()))
 
 
+def _taken(waiting: Any) -> Any:
+    try:
+        return waiting.get()
+    except KeyboardInterrupt:
+        return _STOP
+
+
 @contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM is Ctrl-C meanwhile: without it the processes would go on after this one is gone."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM is like Ctrl-C meanwhile: else the processes would go on without the one that keeps their results."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # not in the main thread, which alone receives signals
+        yield
+        return
     try:
         yield
     finally:
