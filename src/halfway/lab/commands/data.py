@@ -13,7 +13,8 @@ for the recipe's data set.
 
 CIFAR-10, CIFAR-100, PASCAL VOC 2012 and the masks of SBD come from their official addresses and are checked against
 their published MD5 sums. An interrupted download goes on where it stopped, and the data set appears in its place only
-when it is complete. ImageNet and Cityscapes need an account: their NAME prints what to do.
+when it is complete. ImageNet and Cityscapes need an account, and Fashion-MNIST comes as a package or through
+torchvision: their NAME prints what to do.
 
 Without a network on this machine, download the archive elsewhere and put it into the folder: the same command checks
 and unpacks it. A mirror is the address of a folder that holds the archives under their official names, given by --url

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import DiskFullError
-from . import cifar, download, folders, sbd, segmentation
+from . import cifar, download, fashion, folders, sbd, segmentation
 from .settings import DataSettings
 
 # Where archives are downloaded from instead of the official addresses: a folder that holds them under their own names.
@@ -47,7 +47,7 @@ class Official:
     size: bytes to download.
     page: where it is described.
     terms: licence, or what the page asks for.
-    archive: what to download; None where an account is needed.
+    archive: what to download; None where that is left to people, for an account or a package, see `by_hand`.
     install: (unpacked archive, root): puts complete folders in their places.
     wanted: which members of the archive, by name.
     needs: another entry that must be there first.
@@ -116,6 +116,15 @@ OFFICIAL = {
         _CIFAR_TERMS,
         _cifar("CIFAR100"),
         _folder("cifar-100-python"),
+    ),
+    "fashion-mnist": Official(
+        "Fashion-MNIST",
+        fashion.folder,
+        "fashion-mnist/ or FashionMNIST/raw/",
+        30_878_645,
+        "https://github.com/zalandoresearch/fashion-mnist",
+        "MIT licence",
+        by_hand=fashion.BY_HAND,
     ),
     "voc2012": Official(
         "PASCAL VOC 2012",
@@ -212,7 +221,7 @@ def fetch(name: str, root: str | Path, mirror: str | None = None) -> Path:
         return found
     if wanted.archive is None:
         steps = wanted.by_hand.format(root=root)
-        raise ValueError(f"{wanted.title} is not in {root} and cannot be downloaded without an account:\n{steps}")
+        raise ValueError(f"{wanted.title} is not in {root}, and halfway does not download it. What to do:\n{steps}")
     if wanted.needs is not None:
         fetch(wanted.needs, root, mirror)
     root.mkdir(parents=True, exist_ok=True)
