@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from ..data.settings import VARIANTS
 from ..recipes import schema as recipes
 from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
@@ -44,6 +45,7 @@ def _changes(recipe: Recipe) -> list[str]:
     """key=value of every setting that differs from the shipped recipe."""
     of_this_run = {key: getattr(recipe, key) for key in recipes.OF_A_RUN}
     shipped, now = recipes.load(recipe.name).with_settings(of_this_run).identity(), recipe.identity()
+    now |= {key: recipe.get(key) for name in VARIANTS if (key := f"data.{name}") in shipped}  # also at its default
     return [f"{key}={_yaml(now[key])}" for key in now if now[key] != shipped.get(key)]
 
 
