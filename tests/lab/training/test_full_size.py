@@ -65,5 +65,5 @@ def test_a_full_size_recipe_takes_two_pruned_steps_and_evaluates(name: str, chan
     assert stats.effective_ratio == pytest.approx(r.prune_ratio, abs=0.5 / r.batch_size)
     unmoved = [k for k, v in training.model.named_parameters() if torch.equal(v, before[k])]
     assert not unmoved
-    score = training.task.evaluate(training.model, training.data.test, CPU, r.multi_scale[:1], limit=1)
+    score = training.task.evaluate(training.model, training.data.test, CPU, r.multi_scale[:1], limit=1).score
     assert 0 <= score <= 100

@@ -101,7 +101,7 @@ def test_methods_at_one_seed_start_from_the_same_weights_and_see_the_same_batche
 
 def test_it_learns_and_another_seed_learns_otherwise() -> None:
     first, second = (trained(small(method="full", length=12, seed=seed)) for seed in (0, 1))
-    score = first.task.evaluate(first.model, first.data.test, CPU)
+    score = first.task.evaluate(first.model, first.data.test, CPU).score
     assert score > 40  # of ten classes
     assert not same(first.model.state_dict(), second.model.state_dict())
 
@@ -253,7 +253,7 @@ def test_two_processes_agree_and_resume_to_the_same_bits(tmp_path: Path) -> None
     state = whole.load()
     assert state is not None
     alone.model.load_state_dict(state["model"])
-    assert metrics[-1]["score"] == pytest.approx(alone.task.evaluate(alone.model, alone.data.test, CPU))
+    assert metrics[-1]["score"] == pytest.approx(alone.task.evaluate(alone.model, alone.data.test, CPU).score)
     assert torch.equal(weights, w0)
     assert without_times(resumed) == without_times(metrics)
 
