@@ -60,6 +60,14 @@ def test_an_arm_is_a_recipe_with_changes(tmp_path: Path) -> None:
     assert found["half, early"].window == (0, 12)
 
 
+def test_a_text_can_name_the_recipe() -> None:
+    recipe = recipes.load("ladder-c16")
+    assert plan.settings_of("x", {"method": "rho", "rho.losses": "losses/{recipe}.pt"}, recipe) == {
+        "method": "rho",
+        "rho.losses": "losses/ladder-c16.pt",
+    }
+
+
 def test_runs_that_compute_the_same_have_one_key_and_others_have_another(tmp_path: Path) -> None:
     def key(arm: str, content: dict[str, Any], root: str = "data", seed: int = 1, name: str = "a") -> str:
         stage = {"recipes": ["ladder-c16"], "seeds": [seed], "arms": {arm: content}}
@@ -68,6 +76,8 @@ def test_runs_that_compute_the_same_have_one_key_and_others_have_another(tmp_pat
     half = key("half", {"method": "random", "prune_ratio": 0.5})
     assert half == key("random", {"method": "random", "prune_ratio": 0.5}, root="elsewhere", name="b")
     assert half == key("half", {"method": "random", "prune_ratio": 0.5, "data.workers": 3})
+    looked = {"log_every": 1, "evaluate_every": 1, "training_score": 10}
+    assert half == key("half", {"method": "random", "prune_ratio": 0.5, **looked}), "looking changes nothing"
     others = [
         key("half", {"method": "random", "prune_ratio": 0.4}),
         key("half", {"method": "random", "prune_ratio": 0.5}, seed=2),
