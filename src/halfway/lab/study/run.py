@@ -49,7 +49,7 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
         for _ in range(min(workers, len(runs)))
     ]
     failed = 0
-    with _one_thread_each(), _interrupted_by_sigterm(), Bar(len(runs), "runs", "run") as bar:
+    with _one_thread_each(), _interruptible(), Bar(len(runs), "runs", "run") as bar:
         for process in processes:
             process.start()
         try:
@@ -124,17 +124,19 @@ def _taken(waiting: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM is like Ctrl-C meanwhile: else the processes would go on without the one that keeps their results."""
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is like Ctrl-C meanwhile: else the processes would go on without the one that keeps their results. A
+    shell's background jobs ignore SIGINT; here it counts."""
     try:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        before = {name: signal.signal(name, signal.default_int_handler) for name in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not in the main thread, which alone receives signals
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 @contextlib.contextmanager
