@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from ... import tables
 from ..comparison.paired import Difference
-from ..comparison.verdict import Verdict, in_family, tally, verdict
-from . import plan, predictor
-from .arms import Arm, arms
-from .gains import CONTROLS, Gain, gains, key
-from .holm import detectable, half_width, holm, p_value
+from ..comparison.verdict import tally
+from . import predictor
+from .arms import Arm
+from .gains import CONTROLS, Gain, key
+from .holm import detectable, half_width
+from .results import Study
 
 COLUMNS = (
     "arm",
@@ -28,48 +27,6 @@ COLUMNS = (
     "gain in test loss",
 )
 _EXPLORATORY = "exploratory"
-Key = tuple[str, str, str]
-
-
-@dataclass(frozen=True)
-class Study:
-    """All results of a study.
-
-    stages: as in its file.
-    arms, gains: by stage.
-    adjusted: the p values of the primary family after Holm's correction, by stage, recipe and arm.
-    family: how many comparisons the family has, as planned.
-    """
-
-    stages: Mapping[str, Mapping[str, Any]]
-    arms: dict[str, list[Arm]]
-    gains: dict[str, list[Gain]]
-    adjusted: dict[Key, float]
-    family: int
-
-    def is_primary(self, arm: Arm) -> bool:
-        return arm.name in self.stages[arm.stage].get("primary", [])
-
-    def word(self, each: Gain) -> Verdict | None:
-        """What may be said about a gain; None if there is none."""
-        gain = each.score.gain
-        if gain is None:
-            return None
-        return in_family(gain, self.adjusted.get(key(each.arm), 1.0)) if self.is_primary(each.arm) else verdict(gain)
-
-
-def collect(stages: Mapping[str, Mapping[str, Any]], entries: Sequence[Mapping[str, Any]], root: str = "data") -> Study:
-    """The results of a study. entries: of its ledger."""
-    by_stage = {name: arms(plan.runs(name, stage, root), entries) for name, stage in stages.items()}
-    found = {name: gains(members) for name, members in by_stage.items()}
-    family = sum(len(stage.get("primary", [])) * len(stage["recipes"]) for stage in stages.values())
-    values: dict[Key, float] = {}
-    for name, members in found.items():
-        for each in members:
-            p = None if each.score.gain is None else p_value(each.score.gain)
-            if p is not None and each.arm.name in stages[name].get("primary", []):
-                values[key(each.arm)] = p
-    return Study(stages, by_stage, found, holm(values, family), family)
 
 
 # ---------------------------------------------------------------------- the page
@@ -87,13 +44,13 @@ def page(study: Study, wanted: Iterable[str], command: str, picture: str | None)
     parts = ["# When does it pay to choose samples?", f"`{command}`"]
     if picture is not None:
         parts.append(f"![Gain over the better control along each ladder]({picture})")
-    parts += [_notes(study, wanted), *_primary(study, wanted)]
+    parts += [_notes(), *_primary(study, wanted)]
     for name in wanted:
         parts += _stage(study, name)
     return "\n\n".join([*parts, *_predictor(study, wanted), *_provenance(study, wanted)]) + "\n"
 
 
-def _notes(study: Study, wanted: Sequence[str]) -> str:
+def _notes() -> str:
     return (
         "Cost: FLOPs of a run relative to full data. Score: % on the images named, after the last epoch, mean over n "
         "seeds. Differences are paired by seed, in points, with the 95 % interval from the residual of arm + seed, "
@@ -227,12 +184,11 @@ def _primary(study: Study, wanted: Sequence[str]) -> list[str]:
                 words.append(word)
                 cells.append(f"{each.score.gain}, {word}")
             rows.append(cells)
-        there = f"{len(study.adjusted)} of the {study.family} comparisons of the family are there"
-        short = sum(bool(arm.missing) for arm in study.arms[name])
+        there, short = len(study.adjusted), any(arm.missing for arm in study.arms[name])
         told = f"After Holm's correction over {study.family} comparisons: {tally(words)}." if words else ""
-        partial = (
-            f" {there}; those missing count as if they showed nothing." if len(study.adjusted) < study.family else ""
-        )
+        partial = ""
+        if there < study.family:
+            partial = f" {there} of the {study.family} are there; the others count as if they showed nothing."
         partial += " Some arms lack seeds: these words may change." if words and short else ""
         parts += [
             f"## The primary family ({name})",
@@ -300,7 +256,7 @@ def _reading(judged: Sequence[predictor.Judgement]) -> str:
     rungs = max(each.rungs for each in judged)
     return (
         "The rule trains with the arm where the share in the last round of random pruning reaches the threshold, and "
-        "with the better control elsewhere (gain 0); the threshold is the one with the largest gain on the ladder it is "
+        "with the better control elsewhere (gain 0); the threshold is the one that gains most on the ladder it is "
         "chosen on. The rule, always, best possible: mean gain over the rungs of the other ladder, in points: of the "
         "rule, of the arm everywhere, of a rule that knew the signs. With "
         f"{rungs} rungs a ladder this can show that the predictor fails, or place the threshold within a wide range; "
