@@ -151,10 +151,11 @@ def equivalent(
         return None
     curve_K = np.array([statistics.fmean(point.scores[seed] for seed in shared) for point in points])
     costs = [point.cost for point in points]
-    ends = gain.mean if gain.low is None else gain.low, gain.mean if gain.high is None else gain.high
-    wanted = float(curve_K @ np.array(weights)) + np.array([gain.mean, *ends])
-    cost, low, high = (float(c) for c in reached_at(wanted, np.tile(curve_K, (3, 1)), costs))
-    return Equivalent(cost, *((None, None) if gain.low is None else (low, high)), (costs[0], costs[-1]))
+    here = float(curve_K @ np.array(weights))
+    steps = [gain.mean] if gain.low is None or gain.high is None else [gain.mean, gain.low, gain.high]
+    reached = reached_at(here + np.array(steps), np.tile(curve_K, (len(steps), 1)), costs)
+    low, high = (float(reached[1]), float(reached[2])) if len(steps) > 1 else (None, None)
+    return Equivalent(float(reached[0]), low, high, (costs[0], costs[-1]))
 
 
 def of_ladders(found: Sequence[Gain]) -> dict[str, list[Gain]]:

@@ -22,6 +22,8 @@ _STYLES = ("-", "--")
 _SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST"}
 # A gain far below the others would press them all into a line: it is drawn at the edge, with its number.
 LOWEST = -5.0
+_WHITE = {"facecolor": "white", "lw": 0, "pad": 0.4}
+_LINE = 0.45  # height of such a number, in points of the score
 _DODGE = 0.07  # between the intervals of two methods, in doublings of the passes
 
 
@@ -60,11 +62,11 @@ def draw(study: Study, stage: str, paths: Sequence[Path]) -> None:
         axes = figure.subplots(2, len(ladders), squeeze=False, sharex="col")
         for column, (ladder, members) in enumerate(ladders.items()):
             data = members[0].arm.recipe.data.name
-            axes[0, column].set_title(f"{ladder}: {_SETS.get(data, data)}", loc="left", fontsize=11)
+            axes[0, column].set_title(f"{ladder}: {_SETS.get(data, data)}", loc="left", fontsize=11, pad=18)
             _gains(axes[0, column], members, looks)
             _costs(axes[1, column], members, looks)
             _passes(axes[1, column], members)
-        axes[0, 0].set_ylabel(f"gain, points ({on} images)")
+        axes[0, 0].set_ylabel(f"gain at equal cost, points ({on})")
         axes[1, 0].set_ylabel("equivalent cost / own cost")
         handles = [axes[0, 0].plot([], [], label=name, ms=5, lw=1.8, **look)[0] for name, look in looks.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(names)), fontsize=9.5)
@@ -84,12 +86,18 @@ def _look(i: int) -> dict[str, Any]:
 
 
 def _gains(axes: Any, members: Sequence[Gain], looks: Mapping[str, dict[str, Any]]) -> None:
+    below: dict[float, int] = {}
     for name, marks in gain_marks(members, list(looks)).items():
         _line(axes, marks, looks[name])
-        for mark in (m for m in marks if m.beyond):
-            told = minus(f"{next(g.mean for x, g in _at(members, name) if x == round(mark.x)):+.1f}")
-            axes.annotate(told, (mark.x, mark.y), (5, 0), textcoords="offset points", fontsize=8, va="center")
+        for mark, (x, gain) in zip(marks, _at(members, name), strict=True):
+            if mark.beyond:
+                below[x] = below.get(x, 0) + 1
+                told = minus(f"{gain.mean:+.1f}")
+                place = (x, LOWEST - _LINE * below[x])
+                axes.text(*place, told, color=looks[name]["color"], fontsize=8.5, ha="center", va="center", bbox=_WHITE)
     _reference(axes, 0.0, "the better of random and fewer steps")
+    if below:
+        axes.set_ylim(bottom=LOWEST - _LINE * (max(below.values()) + 1))
     axes.yaxis.set_major_formatter(lambda value, _: minus(f"{value:+g}" if value else "0"))
 
 
@@ -148,12 +156,13 @@ def _line(axes: Any, marks: Sequence[Mark], look: dict[str, Any]) -> None:
 
 
 def _reference(axes: Any, y: float, label: str) -> None:
-    """The line that methods have to exceed, with its name at the panel's lower edge, away from the data."""
+    """The line that methods have to exceed, with its name above the panel, where no data are."""
     axes.axhline(y, color=LIGHT.text, lw=1.1, zorder=1)
     axes.grid(axis="y", color=LIGHT.faint, lw=0.8)
     axes.margins(x=0.06, y=0.08)
     shown = f"black line: {label}"
-    axes.annotate(shown, (0, 1), (0, 2), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
+    text = axes.annotate(shown, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
+    text.set_in_layout(False)  # or a long one makes its panel narrow
 
 
 def _passes(axes: Any, members: Sequence[Gain]) -> None:

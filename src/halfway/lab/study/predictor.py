@@ -34,8 +34,7 @@ class Rung:
 class Judgement:
     """A rule, chosen on one ladder and judged on another.
 
-    between: the shares that the threshold lies between; it is their middle. (-inf, s): the rule always uses the method;
-        (s, inf): never.
+    between: the shares that the threshold lies between; (-inf, s): below all of the ladder's; (s, inf): above.
     rule, always: mean gain over the rungs of the other ladder, of the rule and of the method without a rule.
     best: the mean gain of a rule that knew the signs.
     right: on how many rungs the rule goes by the sign of the gain.
@@ -55,7 +54,7 @@ class Judgement:
 
     @property
     def threshold(self) -> float:
-        return sum(self.between) / 2
+        return threshold(self.between)
 
 
 def share(base: str, arms: Sequence[Arm]) -> float | None:
@@ -92,6 +91,13 @@ def choose(ladder: Sequence[Rung]) -> tuple[float, float]:
     return between
 
 
+def threshold(between: tuple[float, float]) -> float:
+    """The middle; the lowest share of the ladder if the method gains on all of it, and infinity if on none: the rule
+    does not use the method where nothing was seen that speaks for it."""
+    low, high = between
+    return high if low == -math.inf else (low + high) / 2
+
+
 def judge(method: str, by_ladder: dict[str, list[Rung]]) -> list[Judgement]:
     """Every ladder's threshold on every other ladder."""
     made = []
@@ -100,7 +106,7 @@ def judge(method: str, by_ladder: dict[str, list[Rung]]) -> list[Judgement]:
             if judged_on == chosen_on:
                 continue
             between = choose(by_ladder[chosen_on])
-            used = [rung.share >= sum(between) / 2 for rung in ladder]
+            used = [rung.share >= threshold(between) for rung in ladder]
             made.append(
                 Judgement(
                     method,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from ... import tables
@@ -116,8 +117,8 @@ def _cells(study: Study, each: Gain) -> list[str]:
     told = ""
     if arm.role == "method" and word is not None:
         p = study.adjusted.get(key(arm))
-        told = f"{word}, {_EXPLORATORY}" if not study.is_primary(arm) else f"**{word}**"
-        told += "" if p is None else f" (Holm p = {p:.3f})"
+        told = word if study.is_primary(arm) else f"{word}, {_EXPLORATORY}"
+        told += "" if p is None else f" (Holm p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
     shown = gain if arm.role == "method" else None
     in_loss = each.loss.gain if arm.role == "method" else None
     return [
@@ -235,8 +236,8 @@ def _predictor(study: Study, wanted: Sequence[str]) -> list[str]:
 
 def _judgement(each: predictor.Judgement) -> list[str]:
     low, high = each.between
-    at = "never" if high == float("inf") else "any" if low == -float("inf") else f"{each.threshold:.2f}"
-    between = f" (between {low:.2f} and {high:.2f})" if at not in ("never", "any") else ""
+    at = "never" if math.isinf(high) else f"{each.threshold:.2f}"
+    between = "" if math.isinf(low) or math.isinf(high) else f" (between {low:.2f} and {high:.2f})"
     signs = f"{each.right} of {each.rungs} right, {each.clear} told apart"
     return [
         each.method,
@@ -256,9 +257,10 @@ def _reading(judged: Sequence[predictor.Judgement]) -> str:
     rungs = max(each.rungs for each in judged)
     return (
         "The rule trains with the arm where the share in the last round of random pruning reaches the threshold, and "
-        "with the better control elsewhere (gain 0); the threshold is the one that gains most on the ladder it is "
-        "chosen on. The rule, always, best possible: mean gain over the rungs of the other ladder, in points: of the "
-        "rule, of the arm everywhere, of a rule that knew the signs. With "
+        "with the better control elsewhere (gain 0). The threshold is the one that gains most on the ladder it is "
+        "chosen on, and lies in the middle between two shares seen there, never below the lowest. The rule, always, "
+        "best possible: mean gain over the rungs of the other ladder, in points, of the rule, of the arm everywhere, "
+        "and of a rule that knew the signs. With "
         f"{rungs} rungs a ladder this can show that the predictor fails, or place the threshold within a wide range; "
         "it cannot show that the share is the cause, because passes, training score and share rise together."
     )
