@@ -33,7 +33,7 @@ Score = Callable[[Run, float], float]
 def cost_of(run: Run) -> float:
     if run.arm == "full":
         return 1.0
-    return PFB_COST if run.recipe.method in ("pfb", "early_exit") else 1 - float(run.recipe.prune_ratio)  # type: ignore[arg-type]
+    return PFB_COST if run.recipe.method in ("pfb", "early_exit") else 1 - float(run.recipe.prune_ratio)
 
 
 def stage(

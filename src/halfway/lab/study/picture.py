@@ -59,6 +59,8 @@ def draw(study: Study, stage: str, paths: Sequence[Path]) -> None:
     lines = -(-len(names) // 4)
     with rc_context({**style(LIGHT), "font.size": 10}):
         figure = Figure(figsize=(8.8, 6.0 + 0.24 * lines), layout="constrained", facecolor="white")
+        layout: Any = figure.get_layout_engine()
+        layout.set(h_pad=0.12, w_pad=0.06)  # room for the lines above the panels
         axes = figure.subplots(2, len(ladders), squeeze=False, sharex="col")
         for column, (ladder, members) in enumerate(ladders.items()):
             data = members[0].arm.recipe.data.name
