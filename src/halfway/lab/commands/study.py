@@ -23,12 +23,20 @@ A stage of a study:
         random: {method: random, prune_ratio: 0.5}
         pfb deep: {method: pfb, prune_ratio: 0.5, cut: layer2}
         random, twice the rate: {method: random, prune_ratio: 0.5, times: {optimizer.lr: 2}}
+      primary: [pfb deep]
+
+--table trains nothing. It prints what the results so far say and writes it to map.md and map.svg beside them: every arm
+beside random pruning without window and full data for fewer steps, each at the arm's own cost. For that a stage needs
+the arm `full` and both controls at two costs or more, or at the costs of its arms; a run that another stage has made is
+not repeated. Holm's correction is made over the arms that stages name as `primary`, on all of their recipes; all else
+is exploratory.
 """
 _EPILOG = """\
 examples:
   halfway study results/map/study.yaml --list
   halfway study results/map/study.yaml --stages rates,screen --data data --results results/map/runs.jsonl
   halfway study results/map/study.yaml --stages confirm --workers 8
+  halfway study results/map/study.yaml --table
 """
 
 
@@ -48,6 +56,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--out", default="runs/study", metavar="DIR", help="of unfinished runs (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="train nothing, say what is done and what is left")
+    parser.add_argument("--table", action="store_true", help="train nothing, write tables and a plot of the results")
     parser.set_defaults(run=run)
 
 
@@ -64,10 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
     stages = plan.read(path)
     wanted = list(stages) if arguments.stages is None else arguments.stages.split(",")
     results = Path(arguments.results) if arguments.results else path.with_name("runs.jsonl")
-    left = []
     for name in wanted:
         if name not in stages:
             raise ValueError(f"no stage {name!r}; {did_you_mean(name, stages)}")
+    if arguments.table:
+        return _table(stages, wanted, results, session.command_line())
+    left = []
+    for name in wanted:
         runs = plan.runs(name, stages[name], arguments.data)
         for each in {(run.base, run.arm): run for run in runs}.values():
             loop.check(each.recipe)
@@ -80,3 +92,27 @@ def run(arguments: argparse.Namespace) -> int:
     failed = carry_out(left, Path(arguments.out), results, arguments.workers, session.command_line())
     print(f"{len(left) - failed} runs are in {results}" + (f"; {failed} failed" if failed else ""))
     return 1 if failed else 0
+
+
+def _table(stages: dict[str, dict[str, Any]], wanted: list[str], results: Path, command: str) -> int:
+    """Print the tables, and write them and the plot beside the results."""
+    from ..files import write_whole
+    from ..study import ledger, picture, tables
+    from ..study.results import collect
+
+    entries = ledger.read(results)
+    if not entries:
+        raise ValueError(f"there are no results in {results}; without --table the runs are trained")
+    study = collect(stages, entries)
+    shown = picture.stage_of(study, wanted)
+    image = results.with_name("map.svg")
+    page = tables.page(study, wanted, command, image.name if shown is not None else None)
+    print(page)
+    write_whole(results.with_name("map.md"), page)
+    print(f"written to {results.with_name('map.md')}")
+    if shown is None:
+        print("no plot yet: it needs methods on rungs of a ladder, with both controls at their costs")
+    else:
+        picture.draw(study, shown, [image, image.with_suffix(".png")])
+        print(f"the plot of stage {shown} is in {image} and {image.with_suffix('.png')}")
+    return 0

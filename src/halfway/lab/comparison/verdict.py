@@ -43,6 +43,11 @@ def verdict(d: Difference) -> Verdict:
     return "better" if d.mean > 0 else "worse"
 
 
+def in_family(d: Difference, adjusted_p: float) -> Verdict:
+    """The word for one of many differences, given its p value after the correction for their number."""
+    return verdict(d) if adjusted_p < 0.05 else "not told apart"
+
+
 def judged(row: Row) -> Verdict | None:
     """The word for a method as a whole; None unless all of its controls were trained at its cost."""
     needed = rivals(row.group.method)
@@ -139,6 +144,11 @@ def _in_one_sentence(mine: str, rival: str, pairs: Sequence[tuple[Group, Differe
 def _counted(differences: Sequence[Difference]) -> str:
     """How many of many comparisons went which way."""
     return _counts({word: sum(verdict(d) == word for d in differences) for word in VERDICTS})
+
+
+def tally(words: Sequence[Verdict]) -> str:
+    """of 24 settings better in 3, not told apart in 21"""
+    return _counts({word: words.count(word) for word in VERDICTS})
 
 
 def _counts(counts: Mapping[Verdict, int]) -> str:

@@ -105,11 +105,9 @@ def method_style(methods: Sequence[str]) -> str:
 Draw = Callable[[Any, Theme], None]
 
 
-def _svg(draw: Draw, theme: Theme, height: float) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    style: Any = {
+def style(theme: Theme) -> Any:
+    """Settings of matplotlib that all figures share."""
+    return {
         "font.size": 10.5,
         "text.color": theme.text,
         "axes.labelcolor": theme.text,
@@ -125,8 +123,14 @@ def _svg(draw: Draw, theme: Theme, height: float) -> str:
         "legend.frameon": False,
         "svg.hashsalt": "halfway",
     }
+
+
+def _svg(draw: Draw, theme: Theme, height: float) -> str:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     out = io.BytesIO()
-    with rc_context(style):
+    with rc_context(style(theme)):
         figure = Figure(figsize=(5.6, height), layout="constrained")
         draw(figure.add_subplot(), theme)
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})

@@ -13,7 +13,8 @@
           pfb with a tail: {method: pfb, prune_ratio: 0.5, window_of_run: [0, 0.875]}
 
 The arm `full` is full data; any other names its method. `times` multiplies what the recipe says, `window_of_run` is a
-window in shares of the run's length, and {recipe} in a text stands for the recipe's name.
+window in shares of the run's length, and {recipe} in a text stands for the recipe's name. `primary: [pfb deep]` in a
+stage names, before any result, the arms of which claims are made; all others are exploratory, see `holm`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ..recipes.schema import Recipe
 
 # How often is looked at a run: looking changes nothing.
 _NO_EFFECT = ("name", "log_every", "evaluate_every", "training_score")
-_STAGE = {"recipes", "seeds", "settings", "arms", "about"}
+_STAGE = {"recipes", "seeds", "settings", "arms", "about", "primary"}
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
             if not isinstance(stage[key], dict if key == "arms" else list):
                 form = "a section, as in arms: {full: {}}" if key == "arms" else f"a list, as in {key}: [...]"
                 raise ValueError(f"stage {name}: {key} is {form}, got {stage[key]!r}")
+        for arm in stage.get("primary", []):
+            if arm not in stage["arms"]:
+                raise ValueError(
+                    f"stage {name}: primary names {arm!r}, which is no arm of it; {did_you_mean(arm, stage['arms'])}"
+                )
     return {str(name): stage for name, stage in stages.items()}
 
 
