@@ -92,7 +92,9 @@ def _mirrored(places: Tensor, side: int) -> Tensor:
 
 def _picked(x: Tensor, rows_BH: Tensor, columns_BW: Tensor) -> Tensor:
     sample, colour = torch.arange(len(x), device=x.device), torch.arange(3, device=x.device)
-    return x[sample[:, None, None, None], colour[:, None, None], rows_BH[:, None, :, None], columns_BW[:, None, None, :]]
+    return x[
+        sample[:, None, None, None], colour[:, None, None], rows_BH[:, None, :, None], columns_BW[:, None, None, :]
+    ]
 
 
 def _half(B: int, generator: torch.Generator, device: torch.device) -> Tensor:

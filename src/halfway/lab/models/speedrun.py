@@ -1,8 +1,8 @@
 """A network that learns CIFAR-10 in few passes: its first layer is computed from the images, not trained.
 
 The ideas are those of the speed-running literature (Page; Jordan, https://arxiv.org/abs/2404.00498): whitened patches,
-convolutions that begin as identities, small logits. The code and the proportions are ours: the first stage is narrow, so
-that most of the work lies behind it, where a pruned sample does not go.
+convolutions that begin as identities, small logits. The code and the proportions are ours: the first stage is narrow,
+so that most of the work lies behind it, where a pruned sample does not go.
 
 Shapes: B samples, C channels, H x W px, K values of a patch, N patches.
 """
