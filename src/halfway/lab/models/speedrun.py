@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 PATCH = 2
 COLOURS = 3
+VALUES = COLOURS * PATCH**2  # of a patch
 
 
 class Whitening(nn.Module):
@@ -49,8 +50,12 @@ class Whitening(nn.Module):
     @torch.no_grad()
     def prepare(self, x: Tensor) -> None:
         """Compute the filters from images (B, 3, H, W), normalised as in training."""
-        patches_NK = F.unfold(x, PATCH).transpose(1, 2).flatten(0, 1).cpu().double()
-        squares_K, directions_KK = torch.linalg.eigh(patches_NK.T @ patches_NK / len(patches_NK))
+        products_KK, patches = torch.zeros(VALUES, VALUES, dtype=torch.float64), 0
+        for part in x.cpu().split(256):  # all patches at once would take far more memory than the images
+            patches_NK = F.unfold(part.double(), PATCH).transpose(1, 2).flatten(0, 1)
+            products_KK += patches_NK.T @ patches_NK
+            patches += len(patches_NK)
+        squares_K, directions_KK = torch.linalg.eigh(products_KK / patches)
         rows_KK = directions_KK.T.flip(0)  # the largest first
         # An eigenvector has no sign of its own; with this one it does not depend on the solver.
         largest_K1 = rows_KK.gather(1, rows_KK.abs().argmax(1, keepdim=True))
