@@ -20,7 +20,7 @@ from halfway.lab.models import small as nets
 SMALL: dict[str, tuple[dict[str, Any], int]] = {
     "small_resnet": ({"width": 4, "blocks": [1, 1, 1, 1]}, 16),
     "small_cnn": ({"width": 4}, 16),
-    "speedrun": ({"widths": [6, 8, 8]}, 16),
+    "speedrun": ({"widths": [6, 8, 8]}, 32),
     "bottleneck_resnet": ({"width": 4, "blocks": [1, 1, 1, 1]}, 32),
     "small_swin": ({"width": 32, "depths": [1, 1, 1, 1]}, 32),
     "deeplabv3_resnet50": ({}, 32),
