@@ -20,7 +20,7 @@ BUDGETS = {
     "costs": 320,
     "engine": 2_870,
     "integrations": 370,
-    "lab": 7_300,
+    "lab": 7_405,
     "loading": 485,
     "samplers": 640,
     "selectors": 1_830,
