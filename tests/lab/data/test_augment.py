@@ -46,6 +46,36 @@ def test_every_offset_of_crop_flip_occurs() -> None:
     assert set((places % 32).tolist()) == set(range(11, 21))
 
 
+@pytest.mark.parametrize("size", [(32, 32), (16, 48), (7, 9)])
+def test_shift_flip_is_what_numpy_s_reflection_gives(size: tuple[int, int]) -> None:
+    (H, W), B = size, 30
+    x = torch.randint(0, 256, (B, 3, H, W), dtype=torch.uint8)
+    got = augment.shift_flip(x, generator(3))
+    g = generator(3)
+    down, right = (torch.randint(-(n // 16), n // 16 + 1, (B,), generator=g) for n in size)
+    flip = torch.rand(B, generator=g) < 0.5
+    assert 0 < int(flip.sum()) < B
+    seen = set()
+    for i in range(B):
+        around = np.pad(x[i].numpy(), ((0, 0), (H // 16,) * 2, (W // 16,) * 2), mode="reflect")
+        top, left = int(down[i]) + H // 16, int(right[i]) + W // 16
+        want = torch.from_numpy(around[:, top : top + H, left : left + W].copy())
+        assert torch.equal(got[i], want.flip(-1) if flip[i] else want)
+        seen.add((top, left))
+    assert len(seen) > 10 or size == (7, 9)
+
+
+def test_shift_flip_does_the_same_to_a_single_picture() -> None:
+    pixels = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
+    possible = {augment.shift_flip(pixels, generator(i)).numpy().tobytes() for i in range(200)}
+    assert len(possible) == 3 * 3 * 2
+    policy = augment.POLICIES["shift-flip"].sample((16, 16), (0, 0, 0))
+    picture = Image.fromarray(pixels[0].permute(1, 2, 0).numpy())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        assert {policy(picture, 0)[0].numpy().tobytes() for _ in range(200)} == possible
+
+
 def padding(x: Tensor, y: Tensor) -> Tensor:
     """Pixels (n, 3) of x that are ignored in y, away from edges."""
     far = -F.max_pool2d(-(y == 255).float().unsqueeze(1), 7, 1, 3)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -66,16 +66,35 @@ def crop(x: Tensor, generator: torch.Generator, flip: bool = False) -> Tensor:
     rows_BH = top + torch.arange(H, device=x.device)
     columns = torch.arange(W, device=x.device)
     columns_BW = left + (torch.where(_half(B, generator, x.device), columns.flip(0), columns) if flip else columns)
-    padded = F.pad(x, (W // 8, W // 8, H // 8, H // 8))
-    sample, colour = torch.arange(B, device=x.device), torch.arange(3, device=x.device)
-    return padded[
-        sample[:, None, None, None], colour[:, None, None], rows_BH[:, None, :, None], columns_BW[:, None, None, :]
-    ]
+    return _picked(F.pad(x, (W // 8, W // 8, H // 8, H // 8)), rows_BH, columns_BW)
 
 
 def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     """Like `crop`, and flip half of the pictures."""
     return crop(x, generator, flip=True)
+
+
+def shift_flip(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Move by up to a sixteenth of the size (2 px at 32), mirrored at the edges, and flip half of the pictures."""
+    B, _, H, W = x.shape
+    down, right = (
+        torch.randint(-(side // 16), side // 16 + 1, (B, 1), generator=generator, device=x.device) for side in (H, W)
+    )
+    columns = torch.arange(W, device=x.device)
+    columns_BW = torch.where(_half(B, generator, x.device), columns.flip(0), columns)
+    return _picked(x, _mirrored(torch.arange(H, device=x.device) + down, H), _mirrored(columns_BW + right, W))
+
+
+def _mirrored(places: Tensor, side: int) -> Tensor:
+    """Places beyond an edge as the ones that lie as far within it."""
+    return (side - 1) - ((side - 1) - places.abs()).abs()
+
+
+def _picked(x: Tensor, rows_BH: Tensor, columns_BW: Tensor) -> Tensor:
+    sample, colour = torch.arange(len(x), device=x.device), torch.arange(3, device=x.device)
+    return x[
+        sample[:, None, None, None], colour[:, None, None], rows_BH[:, None, :, None], columns_BW[:, None, None, :]
+    ]
 
 
 def _half(B: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -104,12 +123,14 @@ def _plain_sample(size: Size, fill: Fill) -> SamplePolicy:
     return partial(_plain, size=size, fill=fill)
 
 
-def _crop_sample(size: Size, fill: Fill, flip: bool = False) -> SamplePolicy:
+def _crop_sample(
+    size: Size, fill: Fill, flip: bool = False, part: int = 8, mode: Literal["constant", "reflect"] = "constant"
+) -> SamplePolicy:
     from torchvision.transforms import v2
 
     H, W = size
     flips = [v2.RandomHorizontalFlip()] if flip else []
-    then = v2.Compose([v2.RandomCrop(size, padding=[W // 8, H // 8]), *flips])
+    then = v2.Compose([v2.RandomCrop(size, padding=[W // part, H // part], padding_mode=mode), *flips])
     return partial(_transformed, first=partial(geometry.cover, size=size), then=then)
 
 
@@ -173,6 +194,7 @@ POLICIES = {
     "none": Policy(("classification", "segmentation"), none, _plain_sample),
     "crop": Policy(("classification",), crop, _crop_sample),
     "crop-flip": Policy(("classification",), crop_flip, partial(_crop_sample, flip=True)),
+    "shift-flip": Policy(("classification",), shift_flip, partial(_crop_sample, flip=True, part=16, mode="reflect")),
     "resized-crop": Policy(("classification",), None, _resized_crop_sample),
     "autoaugment": Policy(("classification",), None, partial(_resized_crop_sample, more=True)),
     "segmentation": Policy(("segmentation",), None, _segmentation_sample),

@@ -17,8 +17,8 @@ class DataSettings:
     classes: how many there are; checked against what is found on disk.
     size: height and width of the images the model trains on.
     augment: a policy of `halfway.lab.data.augment`: "none", "crop" (pad, crop), "crop-flip" (the same, and flip),
-        "resized-crop" (ImageNet's), "autoaugment" (the same, then AutoAugment), "segmentation" (scale, crop, flip,
-        colours).
+        "shift-flip" (half as far, mirrored at the edges, and flip), "resized-crop" (ImageNet's), "autoaugment" (the
+        same, then AutoAugment), "segmentation" (scale, crop, flip, colours).
     train_samples, test_samples: a fixed random subset of that many, the same for every seed; None: all. A smaller
         subset of the training images is part of every larger one.
     validation_samples: set that many training images aside, the same ones for every seed and `train_samples`. They are
@@ -34,7 +34,7 @@ class DataSettings:
     fold: [k, K]: train on all but fold k of K, and score what is left out (`halfway irreducible`).
     split: of the training images, where a data set has several (VOC: train, trainaug).
     memory: decode everything once, keep it on the device, and augment whole batches there; for `augment` "none",
-        "crop" and "crop-flip".
+        "crop", "crop-flip" and "shift-flip".
     workers: processes that decode images, where they do not stay in memory.
     """
 

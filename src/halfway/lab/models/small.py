@@ -16,6 +16,7 @@ from torch import nn
 
 from ...errors import did_you_mean
 from . import by_name as models
+from .speedrun import speedrun
 
 
 def small_resnet(classes: int, width: int = 64, blocks: Sequence[int] = (2, 2, 2, 2)) -> nn.Module:
@@ -104,7 +105,8 @@ def small_deeplabv3(
 
 
 NETS: dict[str, Callable[..., nn.Module]] = {
-    f.__name__: f for f in (small_resnet, small_cnn, bottleneck_resnet, small_swin, deeplabv3_resnet50, small_deeplabv3)
+    f.__name__: f
+    for f in (small_resnet, small_cnn, speedrun, bottleneck_resnet, small_swin, deeplabv3_resnet50, small_deeplabv3)
 }
 
 

@@ -32,8 +32,10 @@ from ...blocker.blocker import ForwardBlocker
 from ...functional import retained_count
 from ...modules import find_layer
 from ...seeds import seed_of
+from ...selectors.proxy import Proxy
 from ..data import Data
 from ..models import small as nets
+from ..models import speedrun
 from ..progress import Bar
 from ..recipes import controls
 from ..recipes.schema import Recipe
@@ -44,6 +46,9 @@ from .order import BatchOrder
 from .rank import rank_and_size
 from .retention import Retention
 from .run_folder import VERSION, RunFolder
+
+# A layer that is computed from images sees that many of them.
+PREPARED_ON = 5000
 
 
 @dataclass
@@ -119,6 +124,8 @@ class Training:
         r = self.recipe
         model = nets.build(r.model.name, r.data.classes, r.model.options, r.model.weights, r.seed, r.data.size[0])
         model.to(self.device)
+        if r.model.weights is None:
+            speedrun.prepare(model, self._first_images)
         if r.channels_last:
             model.to(memory_format=torch.channels_last)
         if self.ranks == 1:
@@ -126,11 +133,17 @@ class Training:
         on = [self.device.index] if self.device.type == "cuda" else None
         return model, DistributedDataParallel(model, device_ids=on)
 
+    def _first_images(self) -> Tensor:
+        """Training images as they are, in their order: the same for every seed, method and rank."""
+        return next(iter(self.data.trained_on.batches(PREPARED_ON)))[0]
+
     def _make_blocker(self) -> ForwardBlocker | None:
         loss_fn = self.task.loss_for(self.recipe)
         selector = self.recipe.selector(loss_fn=loss_fn, num_samples=len(self.data.train))
         if selector is None:
             return None
+        if isinstance(selector, Proxy):
+            speedrun.prepare(selector.model, self._first_images)
         return ForwardBlocker(
             self.wrapped,
             self.recipe.cut if selector.needs == "features" else None,
