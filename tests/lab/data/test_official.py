@@ -223,7 +223,7 @@ def test_every_recipe_has_data_that_are_listed(tmp_path: Path, capsys: pytest.Ca
 
 def test_an_unknown_name_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "cifar"]) == 2
-    assert "choose from cifar10, cifar100, voc2012, sbd, imagenet, cityscapes" in capsys.readouterr().err
+    assert "choose from cifar10, cifar100, fashion-mnist, voc2012, sbd, imagenet, cityscapes" in capsys.readouterr().err
 
 
 def test_data_of_ones_own_are_not_looked_for_elsewhere(tmp_path: Path) -> None:
