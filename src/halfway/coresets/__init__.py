@@ -9,14 +9,56 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import did_you_mean
+from . import measure
 from .base import Greedy, Method, Picked, Scored
 from .choosing import choose
 from .coreset import Coreset
 from .dynamics import Dynamics
 from .evidence import Checkpoint, Evidence, ShortRun
+from .greedy.ccs import CCS
+from .greedy.craig import Craig
+from .greedy.dataset_pruning import DatasetPruning
+from .greedy.glister import Glister
+from .greedy.herding import Herding
+from .greedy.k_center import KCenter
+from .scores.aum import AUM
+from .scores.el2n import EL2N
+from .scores.forgetting import Forgetting
+from .scores.grand import GraNd, GraNdLast
+from .scores.influence import Influence
+from .scores.moderate import Moderate
+from .scores.moso import MoSo
 from .scores.random import RandomCoreset
+from .scores.retention import RetentionRecord
+from .scores.svp import SVP
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (RandomCoreset,)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        RandomCoreset,
+        # From the features and logits of a trained network.
+        Herding,
+        KCenter,
+        SVP,
+        Moderate,
+        Craig,
+        Glister,
+        Influence,
+        DatasetPruning,
+        # From the course of a training.
+        Forgetting,
+        AUM,
+        CCS,
+        # From short trainings.
+        EL2N,
+        GraNd,
+        GraNdLast,
+        # From checkpoints.
+        MoSo,
+        # From a run that pruned.
+        RetentionRecord,
+    )
+}
 
 
 def make(name: str, **settings: Any) -> Method:
@@ -27,17 +69,34 @@ def make(name: str, **settings: Any) -> Method:
 
 
 __all__ = [
+    "AUM",
+    "CCS",
+    "EL2N",
     "METHODS",
+    "SVP",
     "Checkpoint",
     "Coreset",
+    "Craig",
+    "DatasetPruning",
     "Dynamics",
     "Evidence",
+    "Forgetting",
+    "Glister",
+    "GraNd",
+    "GraNdLast",
     "Greedy",
+    "Herding",
+    "Influence",
+    "KCenter",
     "Method",
+    "MoSo",
+    "Moderate",
     "Picked",
     "RandomCoreset",
+    "RetentionRecord",
     "Scored",
     "ShortRun",
     "choose",
     "make",
+    "measure",
 ]

@@ -48,7 +48,7 @@ def groups(labels_N: Tensor, keep: float, num_classes: int, class_balance: bool 
             f"keep={keep} of {len(labels_N)} samples is {total}, fewer than the {num_classes} classes; take keep of at "
             f"least {math.ceil(1000 * num_classes / len(labels_N)) / 1000}, or class_balance=False"
         )
-    counts = _shares(sizes, keep, total)
+    counts = shares([keep * size for size in sizes], total)
     by_class = labels_N.argsort(stable=True).split(sizes)
     return [Group(ids, count) for ids, count in zip(by_class, counts, strict=True)]
 
@@ -77,14 +77,15 @@ def _total(num_samples: int, keep: float) -> int:
     return total
 
 
-def _shares(sizes: list[int], keep: float, total: int) -> list[int]:
-    exact = [keep * size for size in sizes]
+def shares(exact: list[float], total: int) -> list[int]:
+    """Whole numbers, at least 1 each, that add up to `total`: rounded down, what is then missing to the largest
+    fractions."""
     counts = [math.floor(share) for share in exact]
-    fractions = sorted(range(len(sizes)), key=lambda c: (counts[c] - exact[c], c))
+    fractions = sorted(range(len(exact)), key=lambda c: (counts[c] - exact[c], c))
     for c in fractions[: total - sum(counts)]:
         counts[c] += 1
-    for c in range(len(sizes)):
+    for c in range(len(exact)):
         if not counts[c]:
-            counts[max(range(len(sizes)), key=lambda other: counts[other])] -= 1
+            counts[max(range(len(exact)), key=lambda other: counts[other])] -= 1
             counts[c] = 1
     return counts
