@@ -5,6 +5,7 @@ Shape suffixes: N samples, n of a group, K bins.
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal, get_args
 
 import torch
@@ -91,7 +92,7 @@ class CCS(Greedy):
         if not isinstance(self.beta, str):
             return self.beta
         listed = list(BETAS[self.beta].items())
-        for (p, beta), (next_p, next_beta) in zip(listed, listed[1:], strict=False):
+        for (p, beta), (next_p, next_beta) in itertools.pairwise(listed):
             if prune_ratio <= next_p:
                 return beta + (next_beta - beta) * (prune_ratio - p) / (next_p - p)
         return listed[-1][1]

@@ -25,8 +25,8 @@ class Craig(Greedy):
         samples of its class that are nearest to it, itself included: the weights of a class add up to its size.
     Source: Mirzasoleiman, Bilmes & Leskovec, "Coresets for Data-efficient Training of Machine Learning Models", ICML
         2020. They choose again in the course of training; here once, as in the tables that compare coresets.
-    Cost: a whole training of the network, a forward pass over all samples; per class a matrix of n^2 distances, from two
-        Gram matrices.
+    Cost: a whole training of the network, a forward pass over all samples; per class a matrix of n^2 distances, from
+        two Gram matrices.
     Caveats: train with the weights (divided by their mean), or it is another method; a table should have a row without.
         Public code has weights that are one too large. A class with more than `block` samples is divided at random into
         equal parts that choose separately, so that memory stays below about 3 block^2 numbers.

@@ -22,8 +22,8 @@ class DatasetPruning(Greedy):
     What: per class, the m samples to remove are those with the smallest norm of sum_i H^-1 g_i: one by one the sample
         that keeps the norm of the sum smallest, then swaps of a removed sample with a retained one while they make it
         smaller. g and H are those of `influence`: the last layer, Kronecker-factored.
-    Source: Yang et al., "Dataset Pruning: Reducing Training Data by Examining Generalization Influence", ICLR 2023. They
-        solve it by simulated annealing, for all classes together; here greedy with swaps, within each class.
+    Source: Yang et al., "Dataset Pruning: Reducing Training Data by Examining Generalization Influence", ICLR 2023.
+        Theirs is one optimisation for all classes together; here it is greedy with swaps, within each class.
     Cost: a whole training of the network, a forward pass over all samples, and a product of n and P numbers for each
         removed sample.
     Caveats: H^-1 g is projected to 256 random dimensions, by products of random signs for the two factors of g: dot

@@ -42,9 +42,7 @@ class Glister(Greedy):
 
     def __init__(self, validation: float = 0.1, every: float = 0.01, lr: float = 0.1) -> None:
         if not 0 < validation < 1:
-            raise ValueError(
-                f"validation is the share of the samples that judge the others, in (0, 1), got {validation}"
-            )
+            raise ValueError(f"validation is the share of the samples to set aside, in (0, 1), got {validation}")
         if not 0 < every <= 1:
             raise ValueError(f"every is a share of the budget, in (0, 1], got {every}")
         if not lr > 0:

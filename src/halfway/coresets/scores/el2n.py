@@ -16,8 +16,8 @@ class EL2N(Scored):
         training. The largest are retained.
     Source: Paul et al., "Deep Learning on a Data Diet: Finding Important Examples Early in Training", NeurIPS 2021.
     Cost: K trainings of a tenth of the length, together a whole one, and K forward passes over all samples.
-    Caveats: wrong labels have the largest errors. K and the moment come with the evidence: the score is the mean over as
-        many short runs as there are.
+    Caveats: wrong labels have the largest errors. K and the moment come with the evidence: the score is the mean over
+        as many short runs as there are.
     """
 
     name = "el2n"

@@ -17,8 +17,8 @@ class GraNd(Scored):
     Source: Paul et al., "Deep Learning on a Data Diet: Finding Important Examples Early in Training", NeurIPS 2021.
     Cost: K trainings of a tenth of the length, and K times a forward and backward pass of every sample by itself, whose
         gradient takes as much memory as the network.
-    Caveats: not at initialisation, where its authors withdrew it (the result came from a fault in their code), and not
-        after the whole training, as some public code has it. In eval mode: in training mode BatchNorm gives no sample
+    Caveats: not at initialisation, where the first results did not reproduce (Kirsch 2023), and not after the whole
+        training, as some public code has it. In eval mode: in training mode BatchNorm gives no sample
         a gradient of its own. Wrong labels have the largest gradients.
     """
 
@@ -34,8 +34,8 @@ class GraNd(Scored):
 class GraNdLast(Scored):
     """GraNd of the last layer alone, which needs no backward pass.
 
-    What: norm(p - y) sqrt(1 + norm(phi)^2), with p the softmax, y the one-hot label and phi the input of the last linear
-        layer: the norm of the gradient for its weight and bias. Mean over K = 10 trainings, as for GraNd.
+    What: norm(p - y) sqrt(1 + norm(phi)^2), with p the softmax, y the one-hot label and phi the input of the last
+        linear layer: the norm of the gradient for its weight and bias. Mean over K = 10 trainings, as for GraNd.
     Source: the gradient is that of Katharopoulos & Fleuret, ICML 2018, and common in public code; the mean over short
         trainings is that of GraNd.
     Cost: as EL2N.

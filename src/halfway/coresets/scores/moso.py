@@ -14,10 +14,10 @@ class MoSo(Scored):
 
     What: lr (g_mean - g_i / N) . g_i, over all parameters, with g_mean the mean gradient of the training set and lr the
         learning rate at a checkpoint; mean over 10 checkpoints of each of several trainings. The largest are retained.
-    Source: Tan et al., "Data Pruning via Moving-one-Sample-out", NeurIPS 2023. Theirs is g_i . (N g_mean - g_i) / (N - 1)
-        times a factor for all samples: the same ranking within a checkpoint.
-    Cost: whole trainings of the network; for each checkpoint a forward and backward pass over all samples for g_mean, one
-        `torch.func.jvp` (about two forward passes) for the dot products, and as much as GraNd for the norms of g_i
+    Source: Tan et al., "Data Pruning via Moving-one-Sample-out", NeurIPS 2023. Theirs is
+        g_i . (N g_mean - g_i) / (N - 1) times a factor for all samples: the same ranking within a checkpoint.
+    Cost: whole trainings of the network; for each checkpoint a forward and backward pass over all samples for g_mean,
+        one `torch.func.jvp` (about two forward passes) for the dot products, and as much as GraNd for the norms of g_i
         unless `own_share=False` in `measure.checkpoint` leaves them out.
     Caveats: it prefers samples that everyone else pulls along, easy ones late in training, so it prunes wrong labels
         rather than retaining them. In eval mode, and with the plain cross-entropy. Forward-mode derivatives are not
