@@ -40,7 +40,7 @@ def test_groups_hold_the_samples_of_their_class_in_order():
 
 @pytest.mark.parametrize("keep", [0, 1, -0.1, 1.5, float("nan")])
 def test_a_share_outside_of_0_and_1_is_refused(keep):
-    with pytest.raises(ValueError, match="between 0 and 1.*keep=1-p"):
+    with pytest.raises(ValueError, match=r"between 0 and 1.*keep=1-p"):
         groups(labels_of([5, 5]), keep, 2)
 
 

@@ -69,7 +69,7 @@ def test_the_fingerprint_does_not_depend_on_the_kind_of_number_or_the_machine():
 
 
 def test_what_is_no_subset_file_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no subset file .*halfway coreset METHOD"):
+    with pytest.raises(FileNotFoundError, match=r"there is no subset file .*halfway coreset METHOD"):
         Coreset.load(tmp_path / "none.pt")
     (tmp_path / "text.pt").write_text("nonsense")
     with pytest.raises(ValueError, match="is not a subset file"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -30,7 +32,7 @@ def test_a_record_is_that_of_a_loop():
     for i, seen in history.items():
         right = [correct for correct, _ in seen]
         assert int(record.presentations_N[i]) == len(seen)
-        assert int(record.forgotten_N[i]) == sum(a and not b for a, b in zip(right, right[1:], strict=False))
+        assert int(record.forgotten_N[i]) == sum(a and not b for a, b in itertools.pairwise(right))
         assert bool(record.learned_N[i]) == any(right)
         assert float(record.margins_N[i]) == pytest.approx(sum(m for _, m in seen) / len(seen), abs=1e-5)
     assert int(record.forgotten_N.max()) > 1

@@ -56,7 +56,7 @@ def test_half_precision_will_do(name):
 def test_class_balance_can_be_turned_off_where_samples_are_scored(name):
     known, method = evidence(), make(name)
     if isinstance(method, Greedy) and method.per_class:
-        with pytest.raises(ValueError, match="chooses within each class.*leave class_balance=True"):
+        with pytest.raises(ValueError, match=r"chooses within each class.*leave class_balance=True"):
             method.choose(known, 0.5, class_balance=False)
     else:
         assert len(method.choose(known, 0.5, class_balance=False)) == 30

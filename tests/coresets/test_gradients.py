@@ -111,7 +111,7 @@ def test_the_model_is_left_as_it_was():
 
 
 def test_batches_that_do_not_cover_the_data_set_are_refused():
-    with pytest.raises(ValueError, match="no logits for 3 of 11 samples.*without drop_last"):
+    with pytest.raises(ValueError, match=r"no logits for 3 of 11 samples.*without drop_last"):
         measure.outputs(net(), batches()[:2], N)
     with pytest.raises(ValueError, match="no logits for 1 of 12 samples"):
         measure.outputs(net(), batches(), N + 1)

@@ -14,10 +14,9 @@ DAMPING = 0.05
 
 
 def pieces(known):
-    """p, y and [phi, 1] of every sample."""
+    """p and [phi, 1] of every sample."""
     p = known.logits_NC.softmax(1)
-    y = torch.nn.functional.one_hot(known.labels_N, known.num_classes).double()
-    return p, y, torch.cat([known.features_ND, torch.ones(known.num_samples, 1).double()], 1)
+    return p, torch.cat([known.features_ND, torch.ones(known.num_samples, 1).double()], 1)
 
 
 def damped(matrix):
@@ -26,7 +25,7 @@ def damped(matrix):
 
 def dense(known):
     """The damped Gauss-Newton matrix, summed sample by sample, and the gradients, from autograd."""
-    p, _, phi = pieces(known)
+    p, phi = pieces(known)
     B = sum(torch.diag(row) - torch.outer(row, row) for row in p) / len(p)
     A = sum(torch.outer(row, row) for row in phi) / len(phi)
     exact = sum(torch.kron(torch.diag(q) - torch.outer(q, q), torch.outer(f, f)) for q, f in zip(p, phi, strict=True))
@@ -34,7 +33,7 @@ def dense(known):
 
 
 def gradients(known):
-    p, y, phi = pieces(known)
+    _, phi = pieces(known)
     weight = torch.zeros(known.num_classes, phi.shape[1]).double().requires_grad_()
     rows = []
     for logits, label, f in zip(known.logits_NC, known.labels_N, phi, strict=True):

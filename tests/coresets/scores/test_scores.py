@@ -142,7 +142,7 @@ def test_moso_is_the_agreement_with_the_others():
     mixed = Evidence(
         torch.zeros(6, dtype=torch.int64), 1, checkpoints=[points[0], points[1]._replace(square_norms_N=None)]
     )
-    with pytest.raises(ValueError, match="1 of 2 checkpoints have the norms.*same own_share"):
+    with pytest.raises(ValueError, match=r"1 of 2 checkpoints have the norms.*same own_share"):
         MoSo().score(mixed)
 
 
