@@ -96,15 +96,18 @@ def test_the_weighted_gradient_is_nearer_that_of_all_than_without_weights():
 
 
 def test_the_order_of_the_weights_is_that_of_the_ids():
-    # Two tight clusters of gradients in one class, of 9 and 3 samples.
-    features = torch.cat([randn(9, 2, seed=1) * 0.01, randn(3, 2, seed=2) * 0.01 + 20]).double()
-    order = torch.randperm(12, generator=generator(6))
-    known = Evidence(torch.zeros(12, dtype=torch.int64), 2, features[order], torch.zeros(12, 2).double())
-    found = Craig().choose(known, 0.15, class_balance=True) if known.num_classes == 1 else None
-    known = Evidence(known.labels_N, 1, known.features_ND, torch.zeros(12, 1).double())
-    found = Craig(block=12).choose(known, 0.15)
-    assert len(found) == 2
-    assert float(found.weights.sum()) == 12
+    # One class has two tight clusters of gradients, of 9 and 3 samples.
+    features = torch.cat([randn(9, 2, seed=1) * 0.01, randn(3, 2, seed=2) * 0.01 + 20, randn(4, 2, seed=3)]).double()
+    labels = (torch.arange(16) >= 12).long()
+    for seed in range(6):
+        order = torch.randperm(16, generator=generator(seed))
+        found = Craig().choose(Evidence(labels[order], 2, features[order], torch.zeros(16, 2).double()), 0.17)
+        sizes = {int(order[i]): weight for i, weight in zip(found.ids.tolist(), found.weights.tolist(), strict=True)}
+        assert {(i < 9, i < 12, weight) for i, weight in sizes.items()} == {
+            (True, True, 9.0),
+            (False, True, 3.0),
+            (False, False, 4.0),
+        }
 
 
 def test_a_large_class_is_chosen_from_in_parts():

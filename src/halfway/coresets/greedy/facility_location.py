@@ -23,7 +23,8 @@ def lazy_greedy(similarity_nn: Tensor, count: int) -> Tensor:
     """
     size = len(similarity_nn)
     bounds_n = similarity_nn.sum(1)
-    fresh_n = torch.ones(size, dtype=torch.bool)
+    taken_n = torch.zeros(size, dtype=torch.bool)
+    fresh_n = ~taken_n
     covered_n = similarity_nn.new_zeros(size)
     chosen = torch.empty(count, dtype=torch.int64)
     for t in range(count):
@@ -37,8 +38,8 @@ def lazy_greedy(similarity_nn: Tensor, count: int) -> Tensor:
         chosen[t] = row
         covered_n = torch.maximum(covered_n, similarity_nn[row])
         bounds_n[row] = -torch.inf
-        fresh_n.zero_()
-        fresh_n[row] = True
+        taken_n[row] = True
+        fresh_n.copy_(taken_n)  # what is chosen is never looked at again
     return chosen
 
 
