@@ -36,3 +36,12 @@ def evidence(num_samples=60, num_classes=3, width=4, seed=0, dtype=torch.float64
         torch.full((num_samples,), 7),
         torch.randint(8, (num_samples,), generator=source),
     )
+
+
+def recorded(margins_by_visit):
+    """Dynamics of two classes with the margins of (visits, N)."""
+    record = Dynamics(len(margins_by_visit[0]))
+    for row in margins_by_visit:
+        logits = torch.tensor([[margin, 0.0] for margin in row])
+        record.observe(torch.arange(len(row)), logits, torch.zeros(len(row), dtype=torch.int64))
+    return Evidence(torch.zeros(len(margins_by_visit[0]), dtype=torch.int64), 2, dynamics=record)
