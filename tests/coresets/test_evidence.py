@@ -41,8 +41,10 @@ def test_evidence_can_be_stored(tmp_path):
 
 def test_wrong_evidence_is_refused():
     labels = torch.arange(6) % 3
-    with pytest.raises(ValueError, match="the label 2, with num_classes=2"):
+    with pytest.raises(ValueError, match=r"the label 2, with num_classes=2; .*the largest label plus 1"):
         Evidence(labels, 2)
+    with pytest.raises(ValueError, match="there are no labels"):
+        Evidence(labels[:0], 3)
     with pytest.raises(ValueError, match=r"features_ND must have the shape \(6, D\)"):
         Evidence(labels, 3, torch.zeros(5, 4))
     with pytest.raises(ValueError, match=r"logits_NC must have the shape \(6, 3\)"):
@@ -53,3 +55,10 @@ def test_wrong_evidence_is_refused():
         Evidence(labels, 3, short_runs=[ShortRun(torch.zeros(7))])
     with pytest.raises(ValueError, match="the dynamics are of 60 samples"):
         Evidence(labels, 3, dynamics=evidence().dynamics)
+
+
+def test_a_class_without_samples_matters_only_for_class_balance():
+    known = Evidence(torch.tensor([1, 1, 2, 2]), 3)
+    with pytest.raises(ValueError, match="class 0; number the classes"):
+        METHODS["random_coreset"]().choose(known, 0.5)
+    assert len(METHODS["random_coreset"]().choose(known, 0.5, class_balance=False)) == 2

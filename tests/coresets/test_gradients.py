@@ -121,6 +121,12 @@ def test_batches_that_do_not_cover_the_data_set_are_refused():
         measure.checkpoint(net(), iter(batches()), N, lr=0.1)
     with pytest.raises(ValueError, match="has no linear layer; pass the layer"):
         measure.outputs(nn.Conv2d(2, 3, 3).double(), batches(), N)
+    unused = net()
+    unused.head = nn.Linear(2, 2)
+    unused.forward = lambda x: unused[1](unused[0](x))
+    with pytest.raises(ValueError, match=r"did not call its last linear layer; pass its classifier: layer="):
+        measure.outputs(unused, batches(), N)
+    assert measure.outputs(unused, batches(), N, layer=unused[1]).features_ND.shape == (N, 5)
     with pytest.raises(TypeError, match="classifiers that return logits"):
         gradient_norms(Tupled().double(), *data())
 

@@ -39,7 +39,8 @@ def groups(labels_N: Tensor, keep: float, num_classes: int, class_balance: bool 
     fractions, among equal ones to those with the lowest number. No class is left with nothing: it gets one sample from
     the class with the largest budget.
     """
-    total = _total(len(labels_N), share_to_keep(keep))
+    keep = share_to_keep(keep)
+    total = _total(len(labels_N), keep)
     if not class_balance:
         return [Group(torch.arange(len(labels_N), device="cpu"), total)]
     sizes = class_sizes(labels_N, num_classes)

@@ -25,7 +25,7 @@ _FORMAT = "halfway coreset 1"
 _HOW_TO = "`halfway coreset METHOD RECIPE --keep 0.5` writes such a file"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Coreset:
     """Which samples of a data set to train on, and where that comes from.
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .budgets import class_sizes
 from .choosing import checked_labels
 from .dynamics import Dynamics
 
@@ -75,9 +74,13 @@ class Evidence:
 
     def __post_init__(self) -> None:
         self.labels_N = checked_labels(self.labels_N)
-        if len(self.labels_N) and int(self.labels_N.max()) >= self.num_classes:
-            raise ValueError(f"there is the label {int(self.labels_N.max())}, with num_classes={self.num_classes}")
-        class_sizes(self.labels_N, 1)
+        if not len(self.labels_N):
+            raise ValueError("there are no labels; pass those of the whole training set, in its order")
+        if int(self.labels_N.max()) >= self.num_classes:
+            raise ValueError(
+                f"there is the label {int(self.labels_N.max())}, with num_classes={self.num_classes}; classes are "
+                "numbered from 0, so pass the largest label plus 1"
+            )
         self.features_ND = self._whole("features_ND", self.features_ND, None)
         self.logits_NC = self._whole("logits_NC", self.logits_NC, self.num_classes)
         self.offered_N = self._per_sample("offered_N", self.offered_N)

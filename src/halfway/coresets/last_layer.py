@@ -14,7 +14,7 @@ from torch import Tensor
 from .evidence import Evidence
 from .outputs import errors
 
-_BLOCK = 65_536  # samples that are converted to float32 or float64 at once
+_BLOCK = 16_384  # samples that are converted to float32 or float64 at once
 
 
 def with_one(features_nD: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def outputs(model: nn.Module, batches: Batches, num_samples: int, layer: nn.Modu
     with _evaluated(model), _watched(model, layer) as seen, torch.no_grad():
         for inputs, _labels_B, ids in _on_device(model, batches):
             logits.put(ids, model(inputs))
-            features.put(ids, seen.pop())
+            features.put(ids, _taken(seen))
     return Outputs(logits.whole(), features.whole())
 
 
@@ -63,7 +63,7 @@ def short_run(
         for inputs, labels_B, ids in _on_device(model, batches):
             with torch.no_grad():
                 error_norms.put(ids, errors(model(inputs), labels_B).norm(dim=1))
-                feature_norms.put(ids, seen.pop().norm(dim=1))
+                feature_norms.put(ids, _taken(seen).norm(dim=1))
             if gradients:
                 norms.put(ids, gradient_norms(model, inputs, labels_B, chunk))
                 seen.clear()
@@ -152,6 +152,15 @@ def _watched(model: nn.Module, layer: nn.Module | None) -> Iterator[list[Tensor]
         yield seen
     finally:
         handle.remove()
+
+
+def _taken(seen: list[Tensor]) -> Tensor:
+    """What the last call showed."""
+    if not seen:
+        raise ValueError("the model did not call its last linear layer; pass its classifier: layer=...")
+    features = seen[-1]
+    seen.clear()
+    return features
 
 
 def _on_device(model: nn.Module, batches: Batches) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
