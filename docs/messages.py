@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "halfway"
-CORE = ("batches", "blocker", "costs", "engine", "integrations", "samplers", "selectors", "state")
+CORE = ("batches", "blocker", "coresets", "costs", "engine", "integrations", "samplers", "selectors", "state")
 # Calls whose first argument is a reason to compute instead of replaying.
 _REASONS = {"Diverged", "refuse", "release", "drop"}
 _WARNINGS = {"warn", "_say"}

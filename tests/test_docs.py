@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("yaml")
 
+from halfway.coresets import METHODS as CORESETS
 from halfway.lab import cli
 from halfway.lab.commands import compare
 from halfway.lab.recipes import methods
@@ -28,6 +29,11 @@ DOCS = ROOT / "docs"
 @pytest.mark.parametrize("name", [n for n in methods.names() if n != "full"])
 def test_every_method_has_its_line(name: str) -> None:
     assert f"`{name}`" in (DOCS / "rivals.md").read_text()
+
+
+@pytest.mark.parametrize("name", CORESETS)
+def test_every_coreset_has_its_line_with_a_link_to_its_card(name: str) -> None:
+    assert f"| [`{name}`](reference/methods.md#{name}) |" in (DOCS / "rivals.md").read_text()
 
 
 def test_the_help_of_train_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +54,7 @@ def test_some_page_explains_every_option_of_compare() -> None:
     assert {option for option in options if option.startswith("--")} - {"--help"} <= words
 
 
-@pytest.mark.parametrize("kind", [*SELECTORS.values(), *SAMPLERS.values()])
+@pytest.mark.parametrize("kind", [*SELECTORS.values(), *SAMPLERS.values(), *CORESETS.values()])
 def test_every_method_has_a_card(kind: type) -> None:
     card = kind.__doc__ or ""
     for part in ("What:", "Source:", "Cost:", "Caveats:"):
@@ -221,7 +227,7 @@ def test_the_picture_is_what_its_script_draws() -> None:
 
 def test_the_reference_has_every_method_and_every_command() -> None:
     page = (DOCS / "reference" / "methods.md").read_text()
-    for room, methods_by_name in (("selectors", SELECTORS), ("samplers", SAMPLERS)):
+    for room, methods_by_name in (("selectors", SELECTORS), ("samplers", SAMPLERS), ("coresets", CORESETS)):
         for name, kind in methods_by_name.items():
             assert f"### `{name}`\n\n::: halfway.{room}.{kind.__name__}\n" in page, name
     listed = re.findall(r"^\| `halfway (\w+)", (DOCS / "reference" / "command_line.md").read_text(), re.MULTILINE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import functional, samplers, selectors
+from . import coresets, functional, samplers, selectors
 from .batches.batch import WithIds
 from .blocker.blocker import ForwardBlocker
 from .costs.cost import cost
@@ -29,6 +29,7 @@ __all__ = [
     "Selector",
     "Stats",
     "WithIds",
+    "coresets",
     "cost",
     "functional",
     "layers",

@@ -1,0 +1,1 @@
+"""Methods that choose samples jointly, class by class."""

@@ -1,0 +1,169 @@
+"""Evidence from a model: what it says about every sample of the data set, in eval mode.
+
+Each function goes once (or twice) through `batches`, an iterable of (inputs, labels, ids) such as a `DataLoader` of
+`halfway.WithIds(dataset)`: un-augmented, all samples, each once. Labels are plain classes.
+
+Shape suffixes: N samples of the data set, B of a batch, C classes, D features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .evidence import Checkpoint, ShortRun
+from .gradients import add_gradient, alignments, gradient_norms, parameters_of
+from .outputs import errors
+
+Batches = Iterable[tuple[Tensor, Tensor, Tensor]]
+
+
+class Outputs(NamedTuple):
+    logits_NC: Tensor
+    features_ND: Tensor
+
+
+def outputs(model: nn.Module, batches: Batches, num_samples: int, layer: nn.Module | None = None) -> Outputs:
+    """Logits, and the input of the last linear layer.
+
+    Args:
+        layer: the classifier; None: the last `nn.Linear` in the order of registration.
+    """
+    logits, features = _Table("logits", num_samples), _Table("features", num_samples)
+    with _evaluated(model), _watched(model, layer) as seen, torch.no_grad():
+        for inputs, _labels_B, ids in _on_device(model, batches):
+            logits.put(ids, model(inputs))
+            features.put(ids, _taken(seen))
+    return Outputs(logits.whole(), features.whole())
+
+
+def short_run(
+    model: nn.Module,
+    batches: Batches,
+    num_samples: int,
+    layer: nn.Module | None = None,
+    gradients: bool = False,
+    chunk: int | None = None,
+) -> ShortRun:
+    """What EL2N, GraNd and `grand_last` need of one short training.
+
+    Args:
+        layer: as for `outputs`.
+        gradients: also the norm of each sample's gradient for all parameters, for GraNd. Costs about a forward and
+            backward pass of each sample by itself.
+        chunk: samples that are differentiated at once; None: as many as fit into half a gibibyte.
+    """
+    error_norms, feature_norms = _Table("errors", num_samples), _Table("features", num_samples)
+    norms = _Table("gradients", num_samples)
+    with _evaluated(model), _watched(model, layer) as seen:
+        for inputs, labels_B, ids in _on_device(model, batches):
+            with torch.no_grad():
+                error_norms.put(ids, errors(model(inputs), labels_B).norm(dim=1))
+                feature_norms.put(ids, _taken(seen).norm(dim=1))
+            if gradients:
+                norms.put(ids, gradient_norms(model, inputs, labels_B, chunk))
+                seen.clear()
+    return ShortRun(error_norms.whole(), feature_norms.whole(), norms.whole() if gradients else None)
+
+
+def checkpoint(
+    model: nn.Module, batches: Batches, num_samples: int, lr: float, own_share: bool = True, chunk: int | None = None
+) -> Checkpoint:
+    """What MoSo needs of one checkpoint. Goes twice through `batches`.
+
+    Args:
+        lr: the learning rate at that moment.
+        own_share: also the norm of each sample's gradient, to take its own share out of the mean gradient. Costs as
+            much as GraNd; without it there is one `jvp` per batch, and the score is off by lr |g_i|^2 / N.
+        chunk: as for `short_run`.
+    """
+    aligned, squares = _Table("alignments", num_samples), _Table("gradients", num_samples)
+    with _evaluated(model):
+        mean = {name: torch.zeros_like(p) for name, p in parameters_of(model).items()}
+        for inputs, labels_B, _ids in _on_device(model, batches):
+            add_gradient(mean, model, inputs, labels_B)
+        for gradient in mean.values():
+            gradient /= num_samples
+        for inputs, labels_B, ids in _on_device(model, batches):
+            aligned.put(ids, alignments(model, inputs, labels_B, mean))
+            if own_share:
+                squares.put(ids, gradient_norms(model, inputs, labels_B, chunk).square())
+    return Checkpoint(lr, aligned.whole(), squares.whole() if own_share else None)
+
+
+class _Table:
+    """Rows of the data set, filled batch by batch, on the CPU. It is made with the first batch, which has the width."""
+
+    def __init__(self, what: str, num_samples: int) -> None:
+        self._what = what
+        self._seen_N = torch.zeros(num_samples, dtype=torch.bool)
+        self._rows: Tensor | None = None
+
+    def put(self, ids: Tensor, rows: Tensor) -> None:
+        rows, ids = rows.detach().cpu(), ids.to("cpu", torch.int64)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._seen_N):
+            raise ValueError(
+                f"the batches have the id {int(ids.max())}, num_samples is {len(self._seen_N)}; ids are positions in "
+                "the data set (`halfway.WithIds` yields them)"
+            )
+        if self._rows is None:
+            kind = torch.promote_types(rows.dtype, torch.float32)
+            self._rows = torch.zeros(len(self._seen_N), *rows.shape[1:], dtype=kind)
+        self._rows.index_copy_(0, ids, rows.to(self._rows.dtype))
+        self._seen_N[ids] = True
+
+    def whole(self) -> Tensor:
+        missing = int((~self._seen_N).sum())
+        if missing or self._rows is None:
+            raise ValueError(
+                f"the batches had no {self._what} for {missing} of {len(self._seen_N)} samples; go through the whole "
+                "data set, without drop_last, and with a loader that can be gone through again"
+            )
+        return self._rows
+
+
+@contextlib.contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """Eval mode for all modules; afterwards each is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, layer: nn.Module | None) -> Iterator[list[Tensor]]:
+    """A list that receives the input of the classifier at each call."""
+    seen: list[Tensor] = []
+    found = layer or next((m for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)), None)
+    if found is None:
+        raise ValueError(
+            f"this {type(model).__name__} has no linear layer; pass the layer whose input are the features: layer=..."
+        )
+    handle = found.register_forward_pre_hook(lambda _module, args: seen.append(args[0].flatten(1)))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _taken(seen: list[Tensor]) -> Tensor:
+    """What the last call showed."""
+    if not seen:
+        raise ValueError("the model did not call its last linear layer; pass its classifier: layer=...")
+    features = seen[-1]
+    seen.clear()
+    return features
+
+
+def _on_device(model: nn.Module, batches: Batches) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    device = next(model.parameters()).device
+    for inputs, labels_B, ids in batches:
+        yield inputs.to(device, non_blocking=True), labels_B.to(device, torch.int64, non_blocking=True), ids

@@ -1,0 +1,1 @@
+"""Methods that score each sample by itself."""
