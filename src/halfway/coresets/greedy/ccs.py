@@ -41,8 +41,9 @@ class CCS(Greedy):
         classes together, `class_balance=False`.
     Cost: that of the score it is built on: for AUM and Forgetting a whole training, for EL2N ten short ones.
     Caveats: beta was tuned by its authors for each data set and ratio, on test accuracy. The lists are "cifar10",
-        "cifar100" and "imagenet" (`halfway.coresets.greedy.ccs.BETAS`, for AUM; only the values at a pruning ratio of
-        0.9, and 0.8 for ImageNet, are also in their public commands), linear between their ratios. A sample that was
+        "cifar100" and "imagenet" (`halfway.coresets.greedy.ccs.BETAS`, for AUM), linear between their ratios. Of these
+        values we could check against their public commands only CIFAR-10 at a pruning ratio of 0.9 and ImageNet at 0.8
+        and 0.9; compare the others with the paper before you rely on them. A sample that was
         never learned counts as forgotten at each presentation, so that the bins stay finite.
 
     Args:
