@@ -282,7 +282,7 @@ def test_synthetic_masks_have_a_background_rectangles_and_a_border() -> None:
 ERRORS = {
     "unknown set": (DataSettings("cifar", 10, (32, 32)), "did you mean cifar10"),
     "classes": (settings(classes=7), "10 classes, the recipe says 7: set data.classes=10"),
-    "policy": (settings(augment="zoom"), "choose from none, .*crop-flip, resized-crop, autoaugment"),
+    "policy": (settings(augment="zoom"), "choose from none, .*crop-flip, shift-flip, resized-crop, autoaugment"),
     "policy of another task": (settings("voc2012", augment="crop-flip"), "choose from none, segmentation"),
     "policy in memory": (
         settings(augment="autoaugment"),

@@ -4,6 +4,7 @@ file says what it cost."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import shutil
@@ -144,7 +145,8 @@ def test_scoring_leaves_no_trace_in_the_training() -> None:
     recipe = small(method="full", **{"data.fold": [0, 2]})
     scored = trained(recipe)
     loaded = load(recipe)
-    alone = Training(recipe, data.Data(loaded.classes, loaded.train, loaded.test, ""), CPU, show=False)
+    without = dataclasses.replace(loaded, held_out=None)
+    alone = Training(recipe, without, CPU, show=False)
     assert alone.run()
     assert scored.scoring is not None
     assert alone.scoring is None
