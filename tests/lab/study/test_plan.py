@@ -49,6 +49,13 @@ def test_a_stage_is_every_arm_on_every_recipe_with_every_seed(tmp_path: Path) ->
     assert len({run.key for run in runs}) == len(runs)
 
 
+def test_an_arm_can_have_fewer_seeds(tmp_path: Path) -> None:
+    fewer = STAGE.replace("half: {method: random, prune_ratio: 0.5}", "half: {method: random, seeds: [4]}")
+    runs = plan.runs("screen", stages(fewer, tmp_path)["screen"], "elsewhere")
+    assert {run.seed for run in runs if run.arm == "half"} == {4}
+    assert {run.seed for run in runs if run.arm == "full"} == {3, 4}
+
+
 def test_an_arm_is_a_recipe_with_changes(tmp_path: Path) -> None:
     found = {run.arm: run.recipe for run in plan.runs("screen", stages(STAGE, tmp_path)["screen"], "data")[:4]}
     base = recipes.load("ladder-c16")

@@ -11,6 +11,7 @@
           pfb deep: {method: pfb, prune_ratio: 0.5, cut: layer2}
           pfb hot: {method: pfb, prune_ratio: 0.5, times: {optimizer.lr: 2}}
           pfb with a tail: {method: pfb, prune_ratio: 0.5, window_of_run: [0, 0.875]}
+          loss: {method: loss, prune_ratio: 0.5, seeds: [110]}
 
 The arm `full` is full data; any other names its method. `times` multiplies what the recipe says, `window_of_run` is a
 window in shares of the run's length, and {recipe} in a text stands for the recipe's name. `primary: [pfb deep]` in a
@@ -100,6 +101,8 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
         for base in stage["recipes"]:
             recipe = schema.load(base)
             for arm, content in stage["arms"].items():
+                if seed not in (content or {}).get("seeds", stage["seeds"]):
+                    continue
                 changes = {**stage.get("settings", {}), **settings_of(arm, content or {}, recipe)}
                 ready = recipe.with_settings({**changes, "seed": seed, "root": root})
                 made.append(Run(name, str(arm), base, seed, ready))
@@ -111,7 +114,7 @@ def settings_of(arm: str, content: Mapping[str, Any], recipe: Recipe) -> dict[st
     settings = {
         key: value.replace("{recipe}", recipe.name) if isinstance(value, str) else value
         for key, value in content.items()
-        if key not in ("times", "window_of_run")
+        if key not in ("times", "window_of_run", "seeds")
     }
     if arm == FULL:
         settings.setdefault("method", FULL)
