@@ -20,7 +20,7 @@ from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
 from .curves import SAME_COST, Point, Standing, standing
 from .paired import Difference, Residual, difference, residual, standard_error
-from .prepared import prepared
+from .prepared import Prepared, prepared
 from .trials import CURVES, Group, Trial
 
 FILE = "results.json"
@@ -44,6 +44,8 @@ class Row:
     seconds: of training, the mean.
     wall: median and quartiles of a pruned step, if measured.
     controls: by control, where the group stands beside it at the same cost.
+    keep: the share of the images that a method which decides once retains; None for other methods.
+    with_proxy: the cost of a run and of all that its method needs before it; None where that is nothing.
     """
 
     group: Group
@@ -59,6 +61,8 @@ class Row:
     seconds: float
     wall: dict[str, float] | None
     controls: dict[str, Standing] = field(default_factory=dict)
+    keep: float | None = None
+    with_proxy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,11 @@ def summarise(results: Results, timing: Mapping[str, Any]) -> list[Row]:
     scores = {group: {seed: run.score for seed, run in runs.items()} for group, runs in results.items()}
     costs = _costs(results)
     pooled = residual(scores, {group: group.rival_full for group in scores})
-    return [_row(group, runs, scores, costs, pooled, timing.get(group.label)) for group, runs in results.items()]
+    before = {each.label: each for each in prepared(results)}
+    return [
+        _row(group, runs, scores, costs, pooled, timing.get(group.label), before.get(group.label))
+        for group, runs in results.items()
+    ]
 
 
 def _row(
@@ -101,6 +109,7 @@ def _row(
     costs: dict[Group, float],
     pooled: Residual | None,
     wall: Any,
+    before: Prepared | None,
 ) -> Row:
     mine = scores[group]
 
@@ -122,6 +131,8 @@ def _row(
         seconds=statistics.fmean(run.seconds for run in runs.values()),
         wall=wall,
         controls=_controls(group, scores, costs, pooled),
+        keep=None if before is None else before.keep,
+        with_proxy=None if before is None else before.together,
     )
 
 
@@ -259,6 +270,8 @@ def _read_row(row: Mapping[str, Any]) -> Row:
         seconds=row["seconds"],
         wall=row["wall"],
         controls={name: _read_standing(entry) for name, entry in row.get("controls", {}).items()},
+        keep=row.get("keep"),
+        with_proxy=row.get("with_proxy"),
     )
 
 

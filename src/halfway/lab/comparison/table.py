@@ -22,6 +22,8 @@ COLUMNS = (
     "equivalent cost",
     "pruned, step / run",
     "FLOPs, step / run",
+    "keep",
+    "FLOPs with proxy",
     "wall, step",
 )
 
@@ -38,6 +40,7 @@ def cells(row: Row) -> list[str]:
         _equivalent(row),
         f"{row.effective_ratio[0]:.3f} / {row.effective_ratio[1]:.3f}",
         f"{row.flops[0]:.3f} / {row.cost:.3f}",
+        *("" if value is None else f"{value:.3f}" for value in (row.keep, row.with_proxy)),
         "" if wall is None else f"{wall['median']:.2f} [{wall['q1']:.2f}, {wall['q3']:.2f}]",
     ]
 
@@ -48,9 +51,9 @@ def _equivalent(row: Row) -> str:
 
 
 def _filled(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells, without columns about controls that no row has."""
+    """Header and cells, without columns about controls and proxies that no row has."""
     every = [cells(row) for row in rows]
-    about = {"equivalent cost", *(title for title, _ in _CONTROLS)}
+    about = {"equivalent cost", "keep", "FLOPs with proxy", *(title for title, _ in _CONTROLS)}
     shown = [i for i, title in enumerate(COLUMNS) if title not in about or any(line[i] for line in every)]
     return [COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in every]
 
