@@ -45,8 +45,8 @@ equivalent cost is the cost at which random pruning reaches the method's score, 
 A method is better only if it is better than random_even and than shorter, worse if it is worse than either, else not
 told apart. Methods that decide before the epoch take fewer steps and are judged beside rs2 instead of random_even.
 
-Methods that decide once (`halfway coreset --help`) choose a subset first, at each seed anew from the same proxies, which
-are trained in coresets-RECIPE beside DIR and shared by all of them. They know no window.
+Methods that decide once (`halfway coreset --help`) choose a subset first, at each seed anew from the same proxies.
+These are trained in coresets-RECIPE beside DIR, and all methods share them. There is no window.
 
 --over sweeps any setting of the recipe or the method; given several times, all combinations. --over
 selection_seed=null,1 repeats every method with another draw and the same weights and batches (A/A).
@@ -81,7 +81,7 @@ def register(commands: Any) -> None:
         "--methods",
         default="full,random,pfb",
         metavar="M,...",
-        help="names (`halfway train --help` lists them); `all`: all but rho, coresets and controls (default: %(default)s)",
+        help="names (`halfway train --help` lists them); `all`: without rho, coresets, controls (default: %(default)s)",
     )
     parser.add_argument("--ratios", metavar="P,...", help="pruning ratios (default: the recipe's)")
     parser.add_argument("--seeds", default="0,1,2", metavar="N,...", help="(default: %(default)s)")

@@ -101,8 +101,8 @@ class Choice:
     def _check_record(self) -> None:
         if self.record is None:
             raise ValueError(
-                f"{self.method} reads the record of a run that pruned: `halfway coreset {self.method} RUN_FOLDER --keep "
-                f"{self.keep:g}`, or coreset.record=RUN_FOLDER for `halfway compare`"
+                f"{self.method} reads the record of a run that pruned: `halfway coreset {self.method} RUN_FOLDER "
+                f"--keep {self.keep:g}`, or coreset.record=RUN_FOLDER for `halfway compare`"
             )
         result = RunResult.read(self.record)
         mine, theirs = (dataclasses.asdict(recipe.data) for recipe in (self.recipe, result.recipe))
