@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from halfway.lab.recipes.schema import Recipe
+from halfway.lab.training.run_folder import RunFolder
 from tests.helpers.small_training import small
 
 CHANGES = {"model.options": {"width": 16, "blocks": [1, 1, 1, 1]}, "evaluate_every": 4}
@@ -16,6 +17,12 @@ WORDS = [
 
 def tiny(**changes: object) -> Recipe:
     return small(**{**CHANGES, **changes})
+
+
+def opened(path: Path, recipe: Recipe) -> RunFolder:
+    folder = RunFolder(path)
+    folder.open(recipe, resume=False)
+    return folder
 
 
 def recipe_file(path: Path) -> str:

@@ -14,16 +14,17 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("tensorboard")
 
 from halfway.coresets import Dynamics
+from halfway.lab.recipes.schema import Recipe
 from halfway.lab.training import recorders
 from halfway.lab.training.loop import Training, check
 from halfway.lab.training.run_folder import RunFolder
 from tests.helpers.small_training import CPU, load, same, trained
-from tests.helpers.subsets import tiny
+from tests.helpers.subsets import opened, tiny
 
 
-def stopped(recipe: object, folder: RunFolder, steps: int) -> Training:
+def stopped(recipe: Recipe, folder: RunFolder, steps: int) -> Training:
     """A training that is interrupted after so many steps."""
-    training = Training(recipe, load(recipe), CPU, folder, show=False)  # type: ignore[arg-type]
+    training = Training(recipe, load(recipe), CPU, folder, show=False)
     assert not training.run(lambda: training.step >= steps)
     return training
 
@@ -37,8 +38,9 @@ def test_dynamics_are_those_of_every_presentation(monkeypatch: pytest.MonkeyPatc
         observe(self, ids, outputs, y)
 
     monkeypatch.setattr(recorders.DynamicsRecorder, "observe", spy)
-    folder = RunFolder(tmp_path / "run")
-    training = Training(tiny(method="full", record="dynamics"), load(tiny()), CPU, folder, show=False)
+    recipe = tiny(method="full", record="dynamics")
+    folder = opened(tmp_path / "run", recipe)
+    training = Training(recipe, load(recipe), CPU, folder, show=False)
     assert training.run()
     assert len(seen) == training.steps == 20
     state = folder.load()
@@ -59,7 +61,8 @@ def test_dynamics_are_those_of_every_presentation(monkeypatch: pytest.MonkeyPatc
 
 def test_recording_changes_nothing_and_goes_on_after_a_stop(tmp_path: Path) -> None:
     recipe = tiny(method="full", record="dynamics")
-    plain, whole, resumed = (RunFolder(tmp_path / name) for name in ("plain", "whole", "resumed"))
+    plain = opened(tmp_path / "plain", tiny(method="full"))
+    whole, resumed = (opened(tmp_path / name, recipe) for name in ("whole", "resumed"))
     trained(tiny(method="full"), plain)
     trained(recipe, whole)
     stopped(recipe, resumed, 7)
@@ -76,7 +79,8 @@ def test_recording_changes_nothing_and_goes_on_after_a_stop(tmp_path: Path) -> N
 
 def test_a_run_that_stops_early_is_the_beginning_of_the_whole_run(tmp_path: Path) -> None:
     early = trained(tiny(method="full", stop_after=0.35))
-    whole = stopped(tiny(method="full"), RunFolder(tmp_path / "whole"), 7)
+    recipe = tiny(method="full")
+    whole = stopped(recipe, opened(tmp_path / "whole", recipe), 7)
     assert early.step == early.steps == 7
     assert same(early.model.state_dict(), whole.model.state_dict())
     assert early.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]
@@ -85,8 +89,9 @@ def test_a_run_that_stops_early_is_the_beginning_of_the_whole_run(tmp_path: Path
 
 
 def test_checkpoints_are_the_weights_of_evenly_spread_rounds(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    training = Training(tiny(method="full", record="checkpoints"), load(tiny()), CPU, folder, show=False)
+    recipe = tiny(method="full", record="checkpoints")
+    folder = opened(tmp_path / "run", recipe)
+    training = Training(recipe, load(recipe), CPU, folder, show=False)
     assert training.run()
     points = [torch.load(path, weights_only=True) for path in sorted((folder.path / "points").iterdir())]
     assert [point["step"] for point in points] == [5, 10, 15, 20]

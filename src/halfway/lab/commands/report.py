@@ -65,11 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out else Path(arguments.runs[0]) / "report.html"
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, like {out / 'report.html'}")
-    if len(arguments.runs) == 1 and coresets.holds_subsets(Path(arguments.runs[0])):
-        print(coresets.write_to(Path(arguments.runs[0]), out, arguments.data, arguments.title))
-        return 0
-    runs = report.runs.read(arguments.runs)
+    subsets = Path(arguments.runs[0]) if len(arguments.runs) == 1 else None
+    runs = None if subsets is not None and coresets.holds_subsets(subsets) else report.runs.read(arguments.runs)
     try:
+        if runs is None:
+            assert subsets is not None
+            print(coresets.write_to(subsets, out, arguments.data, arguments.title))
+            return 0
         write_whole(out, report.write(runs, arguments.data, arguments.title, arguments.trust))
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror}); choose another with --out") from error

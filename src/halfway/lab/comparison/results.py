@@ -26,6 +26,8 @@ from .trials import CURVES, Group, Trial
 FILE = "results.json"
 # Random pruning per epoch: what methods that decide before the epoch, and take fewer steps, are judged beside.
 PER_EPOCH = "rs2"
+# Further settings in which runs of a comparison may differ: the draw, and the subset that was drawn.
+_OF_A_DRAW = ("selection_seed", "coreset")
 Results = Mapping[Group, Mapping[int, RunResult]]
 
 
@@ -216,7 +218,7 @@ def write(folder: Path, rows: Sequence[Row], command: str, results: Results, tim
     run = next(iter(next(iter(results.values())).values()))
     content = {
         "command": command,
-        "recipe": {k: v for k, v in run.recipe.as_dict().items() if k not in (*recipes.OF_A_RUN, "selection_seed")},
+        "recipe": {k: v for k, v in run.recipe.as_dict().items() if k not in (*recipes.OF_A_RUN, *_OF_A_DRAW)},
         **{k: v for k, v in run.sessions[-1].items() if k != "command"},
         "timing": dict(timing),
         "rows": [{"label": row.group.label, **asdict(row)} for row in rows],

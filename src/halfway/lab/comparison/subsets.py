@@ -15,6 +15,7 @@ from ..coresets.choose import Choice
 from ..coresets.chosen import pinned
 from ..coresets.proxies import ProxyOptions
 from ..training import session
+from ..training.rank import wait_for_all
 from .run import Loader
 from .trials import Trial
 
@@ -29,7 +30,9 @@ def with_subsets(trials: Sequence[Trial], folder: Path, device: torch.device, co
         data = load(choice.recipe)
         labels_N = data.train.labels
         assert labels_N is not None
-        if choice.made_already(labels_N) is None:
+        known = choice.made_already(labels_N) is not None
+        wait_for_all()  # or a rank could find what another has just written, and not take part
+        if not known:
             if session.first_rank():
                 print(f"choosing {choice.file}", flush=True)
             if choice.make(data, device, command) is None:

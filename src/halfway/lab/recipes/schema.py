@@ -352,8 +352,9 @@ class Recipe:
         content = {key: value for key, value in content.items() if key not in _LATER or value != _LATER[key]}
         content.pop("coreset", None)
         if self.chosen_once:  # what is in the file, not where it is
-            names = ("content", "weights", "equal_steps")
-            content["coreset"] = {name: getattr(self.coreset, name) for name in names}
+            mine = self.coreset
+            switches = {"weights": mine.weights, "equal_steps": mine.equal_steps}
+            content["coreset"] = {"content": mine.content or mine.file, **switches}
         if self.pruning is not None:
             used = self.pruning.implementation
             content[used] = {**known_methods.settings_of(used), **self.method_settings}

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import did_you_mean
+from ..coresets.chosen import pinned
 from ..recipes import schema
 from ..recipes.methods import FULL
 from ..recipes.schema import Recipe
@@ -102,6 +103,8 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
             for arm, content in stage["arms"].items():
                 changes = {**stage.get("settings", {}), **settings_of(arm, content or {}, recipe)}
                 ready = recipe.with_settings({**changes, "seed": seed, "root": root})
+                if ready.coreset.file is not None:
+                    ready = pinned(ready)
                 made.append(Run(name, str(arm), base, seed, ready))
     return made
 
