@@ -102,9 +102,9 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
             recipe = schema.load(base)
             for arm, content in stage["arms"].items():
                 changes = {**stage.get("settings", {}), **settings_of(arm, content or {}, recipe)}
-                ready = recipe.with_settings({**changes, "seed": seed, "root": root})
-                if ready.coreset.file is not None:
-                    ready = pinned(ready)
+                # A subset may have been chosen for each seed.
+                changes |= {k: v.replace("{seed}", str(seed)) for k, v in changes.items() if k == "coreset.file"}
+                ready = pinned(recipe.with_settings({**changes, "seed": seed, "root": root}))
                 made.append(Run(name, str(arm), base, seed, ready))
     return made
 
