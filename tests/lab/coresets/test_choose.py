@@ -13,8 +13,7 @@ pytest.importorskip("torchvision")
 pytest.importorskip("torchmetrics")
 pytest.importorskip("tensorboard")
 
-from halfway.coresets import METHODS, Coreset
-from halfway.lab import data
+from halfway.coresets import METHODS, Coreset, Dynamics
 from halfway.lab.cli import main
 from halfway.lab.coresets import choose, evidence
 from halfway.lab.coresets.proxies import ProxyOptions, proxy_set
@@ -24,7 +23,8 @@ from halfway.lab.recipes import methods
 from halfway.lab.recipes.predicted_cost import sample_flops
 from halfway.lab.training import session
 from halfway.lab.training.run_folder import RunFolder
-from tests.helpers.small_training import load, same, trained
+from tests.helpers import processes
+from tests.helpers.small_training import CPU, load, same, trained
 from tests.helpers.subsets import recipe_file, tiny
 
 
@@ -240,4 +240,24 @@ def test_every_coreset_is_a_method_of_its_own() -> None:
     assert set(METHODS) <= set(methods.METHODS)
     assert len(methods.IMPLEMENTATIONS) == len(set(methods.IMPLEMENTATIONS))
     assert not set(METHODS) & set(methods.comparable())
-    assert data.SETS
+
+
+def _on_a_rank(rank: int, folder: str) -> list[int]:
+    recipe = tiny()
+    choice = choose.Choice("forgetting", recipe, 0.5, Path(folder), options=ProxyOptions(epochs=2))
+    choice.check()
+    made = choice.make(load(recipe), CPU, "test")
+    assert made is not None
+    found: list[int] = made.ids.tolist()
+    return found
+
+
+def test_two_ranks_train_one_proxy_and_choose_the_same(tmp_path: Path) -> None:
+    first, second = processes.run(2, _on_a_rank, str(tmp_path))
+    assert first == second
+    assert Coreset.load(tmp_path / "forgetting-0.5-long-e2-s0.pt").ids.tolist() == first
+    state = RunFolder(tmp_path / "long-e2-s1000").load()
+    assert state is not None
+    assert len(state["random"]) == 2
+    # Each of 160 samples was presented twice, by whichever of the ranks had it.
+    assert Dynamics.of(state["recorded"]).presentations_N.tolist() == [2] * 160

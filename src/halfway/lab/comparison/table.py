@@ -107,10 +107,15 @@ def notes(rows: Sequence[Row], recipe: Recipe, session: Mapping[str, Any], timin
         if any(row.controls for row in rows)
         else ""
     )
+    proxies = (
+        "FLOPs with proxy: of the run and of all that its method needs before it, which many runs can share. "
+        if any(row.with_proxy is not None for row in rows)
+        else ""
+    )
     return (
         f"Score: {recipe.score_name} on the test images, %, after the last {recipe.unit}, mean ± standard error over "
         f"seeds ({', '.join(map(str, seeds))}); differences are paired by seed, with their 95 % t interval{pooled}. "
-        f"{curves}Pruned and FLOPs: in the steps that prune / in the whole run. {timed}{session['data']}. "
+        f"{curves}Pruned and FLOPs: in the steps that prune / in the whole run. {proxies}{timed}{session['data']}. "
         f"{session['date']}, {machine['cpu']}, {machine['cores']} cores, {session['threads']} thread(s) per run; "
         f"{versions}."
     )
