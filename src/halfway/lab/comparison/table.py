@@ -20,10 +20,10 @@ COLUMNS = (
     "vs random, same cost",
     *(title for title, _ in _CONTROLS),
     "equivalent cost",
-    "pruned, step / run",
-    "FLOPs, step / run",
     "keep",
     "FLOPs with proxy",
+    "pruned, step / run",
+    "FLOPs, step / run",
     "wall, step",
 )
 
@@ -38,9 +38,9 @@ def cells(row: Row) -> list[str]:
         *("" if d is None else str(d) for d in (row.minus_full, row.minus_random, row.minus_random_at_cost)),
         *(str(row.controls[name].difference) if name in row.controls else "" for _, name in _CONTROLS),
         _equivalent(row),
+        *("" if value is None else f"{value:.3f}" for value in (row.keep, row.with_proxy)),
         f"{row.effective_ratio[0]:.3f} / {row.effective_ratio[1]:.3f}",
         f"{row.flops[0]:.3f} / {row.cost:.3f}",
-        *("" if value is None else f"{value:.3f}" for value in (row.keep, row.with_proxy)),
         "" if wall is None else f"{wall['median']:.2f} [{wall['q1']:.2f}, {wall['q3']:.2f}]",
     ]
 
