@@ -21,7 +21,7 @@ BUDGETS = {
     "costs": 320,
     "engine": 2_870,
     "integrations": 370,
-    "lab": 8_200,
+    "lab": 9_210,
     "loading": 485,
     "samplers": 640,
     "selectors": 1_830,

@@ -10,7 +10,19 @@ from collections.abc import Sequence
 
 from .. import __version__
 
-_COMMANDS = ("demo", "layers", "bench", "recipes", "data", "train", "irreducible", "compare", "study", "report")
+_COMMANDS = (
+    "demo",
+    "layers",
+    "bench",
+    "recipes",
+    "data",
+    "train",
+    "irreducible",
+    "coreset",
+    "compare",
+    "study",
+    "report",
+)
 
 # The packages of the extra `lab`, by their import names.
 _LAB = {

@@ -36,7 +36,7 @@ SESSION: dict[str, Any] = {
 }
 RECIPE = load("tiny-cifar10")
 RESULTS = Path(__file__).parents[3] / "results"
-ABOUT_CONTROLS = ("vs random, no window", "vs shorter", "vs rs2", "equivalent cost")
+ABOUT_CONTROLS = ("vs random, no window", "vs shorter", "vs rs2", "equivalent cost", "keep", "FLOPs with proxy")
 SHARE = 0.2  # F/T of the made-up runs: the shallow forward relative to a whole step
 
 

@@ -24,6 +24,8 @@ command goes on after an interruption, and more seeds or ratios can be added lat
              against the controls, see below
   pruned     effective ratio: of the samples in pruned steps / of all samples of the run
   FLOPs      relative to full data: of a pruned step / of the run
+  keep, FLOPs with proxy
+             of methods that decide once: the share of the images, and the run together with the proxies it needs
   wall       of a pruned step relative to a full one: median [quartiles] of --rounds steps of all methods in turn
 
 What counts is what a method really prunes and costs: InfoBatch at p = 0.3 prunes about 0.15, and a method that looks at
@@ -43,6 +45,9 @@ equivalent cost is the cost at which random pruning reaches the method's score, 
 A method is better only if it is better than random_even and than shorter, worse if it is worse than either, else not
 told apart. Methods that decide before the epoch take fewer steps and are judged beside rs2 instead of random_even.
 
+Methods that decide once (`halfway coreset --help`) choose a subset first, at each seed anew from the same proxies.
+These are trained in coresets-RECIPE beside DIR, and all methods share them. There is no window.
+
 --over sweeps any setting of the recipe or the method; given several times, all combinations. --over
 selection_seed=null,1 repeats every method with another draw and the same weights and batches (A/A).
 """
@@ -55,6 +60,7 @@ examples:
   halfway compare tiny-cifar10 --methods full,random,infobatch,divbs,pfb --equal flops
   halfway compare tiny-cifar10 --methods all --random-at-equal-cost --controls auto
   halfway compare tiny-cifar10 --methods full,random,random_even,shorter,smaller_batch,smaller_batch_scaled
+  halfway compare tiny-cifar10 --methods full,rs2,shorter,random_coreset,el2n,forgetting,craig window=[0,null]
   halfway compare tiny-cifar10 --methods random --over selection_seed=null,1
 """
 
@@ -75,7 +81,7 @@ def register(commands: Any) -> None:
         "--methods",
         default="full,random,pfb",
         metavar="M,...",
-        help="names (`halfway train --help` lists them); `all`: all but rho and controls (default: %(default)s)",
+        help="names (`halfway train --help` lists them); `all`: without rho, coresets, controls (default: %(default)s)",
     )
     parser.add_argument("--ratios", metavar="P,...", help="pruning ratios (default: the recipe's)")
     parser.add_argument("--seeds", default="0,1,2", metavar="N,...", help="(default: %(default)s)")
@@ -143,20 +149,23 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
     """
     from ..comparison import results, table
     from ..comparison import run as comparison
-    from ..comparison.prepared import prepared
+    from ..comparison.prepared import prepared, shared
     from ..comparison.results import rivals
+    from ..comparison.subsets import with_subsets
     from ..comparison.verdict import judged
     from ..files import DiskFullError, write_whole
     from ..training import session
 
     with session.processes() as device:
-        todo: list[Trial] = []
-        if not only_tabulate:
-            todo = comparison.check(plan, folder)
-            if session.first_rank():
-                results.note_plan(folder, plan, command)
         try:
-            finished = only_tabulate or comparison.train_all(todo, folder, device, command)
+            chosen = plan if only_tabulate else with_subsets(plan, folder, device, command)
+            finished = chosen is not None
+            if chosen is not None and not only_tabulate:
+                plan = chosen
+                todo = comparison.check(plan, folder)
+                if session.first_rank():
+                    results.note_plan(folder, plan, command)
+                finished = comparison.train_all(todo, folder, device, command)
         except DiskFullError as error:
             raise ValueError(f"{error}, then go on: {command}") from error
         if not session.first_rank():
@@ -172,7 +181,7 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
         timing = comparison.timing(plan, folder, device, rounds, found)
     rows = results.summarise(found, timing["steps"])
     print(f"\n{table.text(rows)}")
-    charges = "".join(f"\n{each}\n" for each in prepared(found))
+    charges = "".join(f"\n{each}\n" for each in [*prepared(found), *shared(found)])
     print(charges, end="")
     if unjudged := [row.group.label for row in rows if rivals(row.group.method) and judged(row) is None]:
         print(f"\nNot judged, for want of random_even and shorter at that cost: {'; '.join(unjudged)}. --controls auto")

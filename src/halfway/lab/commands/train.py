@@ -23,6 +23,9 @@ methods, by what runs on a pruned sample:
   nothing              random, random_even (in all epochs), rotate, last_loss, last_loss_hard, last_loss_proportional,
                        order_dp, rho_remembered, balanced_remembered, balanced_proportional
   nothing, not loaded  infobatch, infobatch_dagger, ucb, epsilon_greedy, dyn_unc, rs2, random_subset
+  nothing, not loaded, decided once with --subset FILE (`halfway coreset` makes it; no window)
+                       random_coreset, herding, k_center, svp, forgetting, el2n, grand, grand_last, aum, moderate, ccs,
+                       craig, glister, influence, dataset_pruning, moso, retention
   a small model        proxy
   the shallow layers   pfb, density_public, balanced, early_exit
   the forward pass     loss, loss_rank, selective_backprop, grad_norm, divbs, rho, uncertainty
@@ -40,6 +43,7 @@ examples:
   halfway train cifar100-resnet18 --prune-ratio 0.3 --seed 1 --out runs/c100-s1
   halfway train tiny-cifar10 --method full data.holdout=true --save-losses runs/holdout.pt
   halfway train tiny-cifar10 --method rho rho.losses=runs/holdout.pt --prune-ratio 0.5
+  halfway train tiny-cifar10 --subset runs/coresets-tiny-cifar10/el2n-0.5-s0.pt
   halfway train imagenet-resnet50 model.name=resnet26d data.classes=5 batch_size=64 --data my-folder
   torchrun --nproc-per-node 4 -m halfway train imagenet-resnet50 --data imagenet
 """
@@ -57,6 +61,12 @@ def register(commands: Any) -> None:
     add_recipe_options(parser)
     parser.add_argument("--method", metavar="M", help="see above (default: the recipe's, pfb)")
     parser.add_argument("--prune-ratio", type=float, metavar="P", help="share of each batch to prune, in [0, 1)")
+    parser.add_argument("--subset", metavar="FILE", help="train on the images that `halfway coreset` wrote there")
+    parser.add_argument(
+        "--equal-steps",
+        action="store_true",
+        help="on a subset, take as many steps as on all data, in more epochs (default: as many epochs, fewer steps)",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of weights, batches and augmentation (default: 0)")
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/RECIPE-METHOD-RATIO-sSEED)")
     parser.add_argument(
@@ -120,6 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     chosen = {"method": arguments.method, "prune_ratio": arguments.prune_ratio, "seed": arguments.seed}
     recipe = read_recipe(arguments).with_settings({k: v for k, v in chosen.items() if v is not None})
+    recipe = _on_subset(recipe, arguments)
     folder = RunFolder(arguments.out or default_folder(recipe))
     folder.check(recipe, arguments.resume)
     if arguments.resume:
@@ -164,7 +175,23 @@ def default_folder(recipe: Recipe) -> Path:
     """runs/RECIPE-METHOD-RATIO-sSEED."""
     pruned = [str(recipe.ratios).replace(" ", "-")] if recipe.prunes else []
     method = recipe.method if pruned else "full"
-    return Path("runs") / "-".join([recipe.name, method, *pruned, f"s{recipe.seed}"])
+    repeated = ["equal-steps"] if recipe.repeats else []
+    return Path("runs") / "-".join([recipe.name, method, *pruned, *repeated, f"s{recipe.seed}"])
+
+
+def _on_subset(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
+    """The recipe on the subset that the options, or the recipe itself, name."""
+    from ..coresets.chosen import pinned
+
+    if arguments.subset is not None:
+        if arguments.method is not None or arguments.prune_ratio is not None:
+            raise ValueError("--subset FILE says by which method and at what ratio; drop --method and --prune-ratio")
+        recipe = recipe.with_settings({"coreset.file": arguments.subset, "coreset.content": None})
+    if arguments.equal_steps:
+        if recipe.coreset.file is None:
+            raise ValueError("--equal-steps is about a subset; name it with --subset FILE")
+        recipe = recipe.with_settings({"coreset.equal_steps": True})
+    return pinned(recipe)
 
 
 def _what(recipe: Recipe) -> str:
@@ -173,6 +200,10 @@ def _what(recipe: Recipe) -> str:
         return f"full data, {length}"
     if recipe.pruning is None:
         return f"{recipe.method}, {1 - recipe.mean_ratio:.1%} of the samples of {length}"
+    if recipe.chosen_once:
+        share = f"{1 - recipe.mean_ratio:g} of the training images, chosen once ({recipe.coreset.file})"
+        as_many = "as many steps as" if recipe.repeats else "fewer steps than"
+        return f"{recipe.method}, {share}, {as_many} {length} of all"
     start, stop = recipe.schedule.start, recipe.schedule.stop
     where = f" at {recipe.cut}" if recipe.pruning is not None and recipe.pruning.needs == "features" else ""
     window = f"{recipe.unit}s {start}-{recipe.length if stop is None else stop}"

@@ -20,12 +20,14 @@ from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
 from .curves import SAME_COST, Point, Standing, standing
 from .paired import Difference, Residual, difference, residual, standard_error
-from .prepared import prepared
+from .prepared import Prepared, prepared
 from .trials import CURVES, Group, Trial
 
 FILE = "results.json"
 # Random pruning per epoch: what methods that decide before the epoch, and take fewer steps, are judged beside.
 PER_EPOCH = "rs2"
+# Further settings in which runs of a comparison may differ: the draw, and the subset that was drawn.
+_OF_A_DRAW = ("selection_seed", "coreset")
 Results = Mapping[Group, Mapping[int, RunResult]]
 
 
@@ -44,6 +46,8 @@ class Row:
     seconds: of training, the mean.
     wall: median and quartiles of a pruned step, if measured.
     controls: by control, where the group stands beside it at the same cost.
+    keep: the share of the images that a method which decides once retains; None for other methods.
+    with_proxy: the cost of a run and of all that its method needs before it; None where that is nothing.
     """
 
     group: Group
@@ -59,6 +63,8 @@ class Row:
     seconds: float
     wall: dict[str, float] | None
     controls: dict[str, Standing] = field(default_factory=dict)
+    keep: float | None = None
+    with_proxy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,11 @@ def summarise(results: Results, timing: Mapping[str, Any]) -> list[Row]:
     scores = {group: {seed: run.score for seed, run in runs.items()} for group, runs in results.items()}
     costs = _costs(results)
     pooled = residual(scores, {group: group.rival_full for group in scores})
-    return [_row(group, runs, scores, costs, pooled, timing.get(group.label)) for group, runs in results.items()]
+    before = {each.label: each for each in prepared(results)}
+    return [
+        _row(group, runs, scores, costs, pooled, timing.get(group.label), before.get(group.label))
+        for group, runs in results.items()
+    ]
 
 
 def _row(
@@ -101,6 +111,7 @@ def _row(
     costs: dict[Group, float],
     pooled: Residual | None,
     wall: Any,
+    before: Prepared | None,
 ) -> Row:
     mine = scores[group]
 
@@ -122,6 +133,8 @@ def _row(
         seconds=statistics.fmean(run.seconds for run in runs.values()),
         wall=wall,
         controls=_controls(group, scores, costs, pooled),
+        keep=None if before is None else before.keep,
+        with_proxy=None if before is None else before.together,
     )
 
 
@@ -205,7 +218,7 @@ def write(folder: Path, rows: Sequence[Row], command: str, results: Results, tim
     run = next(iter(next(iter(results.values())).values()))
     content = {
         "command": command,
-        "recipe": {k: v for k, v in run.recipe.as_dict().items() if k not in (*recipes.OF_A_RUN, "selection_seed")},
+        "recipe": {k: v for k, v in run.recipe.as_dict().items() if k not in (*recipes.OF_A_RUN, *_OF_A_DRAW)},
         **{k: v for k, v in run.sessions[-1].items() if k != "command"},
         "timing": dict(timing),
         "rows": [{"label": row.group.label, **asdict(row)} for row in rows],
@@ -259,6 +272,8 @@ def _read_row(row: Mapping[str, Any]) -> Row:
         seconds=row["seconds"],
         wall=row["wall"],
         controls={name: _read_standing(entry) for name, entry in row.get("controls", {}).items()},
+        keep=row.get("keep"),
+        with_proxy=row.get("with_proxy"),
     )
 
 

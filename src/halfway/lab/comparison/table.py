@@ -20,6 +20,8 @@ COLUMNS = (
     "vs random, same cost",
     *(title for title, _ in _CONTROLS),
     "equivalent cost",
+    "keep",
+    "FLOPs with proxy",
     "pruned, step / run",
     "FLOPs, step / run",
     "wall, step",
@@ -36,6 +38,7 @@ def cells(row: Row) -> list[str]:
         *("" if d is None else str(d) for d in (row.minus_full, row.minus_random, row.minus_random_at_cost)),
         *(str(row.controls[name].difference) if name in row.controls else "" for _, name in _CONTROLS),
         _equivalent(row),
+        *("" if value is None else f"{value:.3f}" for value in (row.keep, row.with_proxy)),
         f"{row.effective_ratio[0]:.3f} / {row.effective_ratio[1]:.3f}",
         f"{row.flops[0]:.3f} / {row.cost:.3f}",
         "" if wall is None else f"{wall['median']:.2f} [{wall['q1']:.2f}, {wall['q3']:.2f}]",
@@ -48,9 +51,9 @@ def _equivalent(row: Row) -> str:
 
 
 def _filled(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells, without columns about controls that no row has."""
+    """Header and cells, without columns about controls and proxies that no row has."""
     every = [cells(row) for row in rows]
-    about = {"equivalent cost", *(title for title, _ in _CONTROLS)}
+    about = {"equivalent cost", "keep", "FLOPs with proxy", *(title for title, _ in _CONTROLS)}
     shown = [i for i, title in enumerate(COLUMNS) if title not in about or any(line[i] for line in every)]
     return [COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in every]
 
@@ -104,10 +107,15 @@ def notes(rows: Sequence[Row], recipe: Recipe, session: Mapping[str, Any], timin
         if any(row.controls for row in rows)
         else ""
     )
+    proxies = (
+        "FLOPs with proxy: of the run and of all that its method needs before it, which many runs can share. "
+        if any(row.with_proxy is not None for row in rows)
+        else ""
+    )
     return (
         f"Score: {recipe.score_name} on the test images, %, after the last {recipe.unit}, mean ± standard error over "
         f"seeds ({', '.join(map(str, seeds))}); differences are paired by seed, with their 95 % t interval{pooled}. "
-        f"{curves}Pruned and FLOPs: in the steps that prune / in the whole run. {timed}{session['data']}. "
+        f"{curves}Pruned and FLOPs: in the steps that prune / in the whole run. {proxies}{timed}{session['data']}. "
         f"{session['date']}, {machine['cpu']}, {machine['cores']} cores, {session['threads']} thread(s) per run; "
         f"{versions}."
     )

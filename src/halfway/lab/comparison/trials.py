@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..recipes.methods import CONTROLS, FULL, IMPLEMENTATIONS, METHODS, SHORTER, WHOLE_BATCHES, resolve
+from ..recipes.methods import CONTROLS, FULL, IMPLEMENTATIONS, METHODS, SHORTER, WHOLE_BATCHES, resolve, without_window
 from ..recipes.predicted_cost import Equal, control_ratio, fitted, predicted_cost, random_ratio
 from ..recipes.schema import Recipe
 
@@ -154,8 +154,10 @@ def _trial(recipe: Recipe, method: str, ratio: float, settings: dict[str, Any], 
 def matters(key: str, method: str) -> bool:
     """Whether a setting affects a method."""
     section = key.split(".")[0]
-    if method in CONTROLS and section == "window":
+    if section == "window" and without_window(method):
         return False
+    if section == "coreset":  # which file it is follows from the other settings
+        return method in METHODS and METHODS[method].once and key not in ("coreset.file", "coreset.content")
     if method in (FULL, *WHOLE_BATCHES):
         return section not in ("window", "cut", "selection_seed", *IMPLEMENTATIONS)
     known = METHODS[method]

@@ -54,6 +54,11 @@ class TrainSet(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    @property
+    def labels(self) -> Tensor | None:
+        """(N,) int64 on the CPU; None in segmentation."""
+        return None
+
     @abstractmethod
     def batches(self, plan: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The batches of a plan, augmented, on the device.

@@ -39,6 +39,10 @@ class DiskTrainSet(TrainSet):
     def __len__(self) -> int:
         return len(self._source)
 
+    @property
+    def labels(self) -> Tensor | None:
+        return self._source.labels
+
     def batches(self, plan: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         loader = _loader(_Seeded(self._source, self._policy), _Rows(plan), self._workers, self._device)
         for (x, y), (ids, _) in zip(loader, plan, strict=True):

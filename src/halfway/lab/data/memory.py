@@ -94,6 +94,10 @@ class MemoryTrainSet(TrainSet):
     def __len__(self) -> int:
         return len(self._targets)
 
+    @property
+    def labels(self) -> Tensor | None:
+        return self._targets.long().cpu() if self._targets.ndim == 1 else None
+
     def batches(self, plan: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for ids, seed in plan:
             ids = ids.to(self._device, non_blocking=True)

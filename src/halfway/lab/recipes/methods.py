@@ -1,7 +1,9 @@
-"""The methods a recipe can train with: full data, every selector and sampler by its name, named variants, and controls.
+"""The methods a recipe can train with: full data, every selector, sampler and coreset by its name, named variants, and
+controls.
 
-A method decides within the batch (a selector, in the blocker) or before the epoch (a sampler). Its settings are a
-section of the recipe with the implementation's name: `density.noise=0.1`, `infobatch.threshold=0.95`.
+A method decides within the batch (a selector, in the blocker), before the epoch (a sampler) or once, before the
+training (a coreset: a file that `halfway coreset` makes). Its settings are a section of the recipe with the
+implementation's name: `density.noise=0.1`, `infobatch.threshold=0.95`.
 
 Controls spend the same on no choice at all. At a ratio p each costs 1 - p of full data, whatever the recipe's window:
 
@@ -17,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...coresets import METHODS as CORESETS
 from ...errors import did_you_mean
 from ...samplers import SAMPLERS, EpochSampler
 from ...selectors import SELECTORS, Selector
@@ -32,7 +35,7 @@ _FILLED_IN = {"self", "data", "prune_ratio", "common", "loss_fn", "num_samples",
 class Method:
     """A method of a recipe.
 
-    implementation: the name of a selector or sampler.
+    implementation: the name of a selector, sampler or coreset.
     preset: the settings that make this method a variant of it.
     even: it prunes from the first step to the last, whatever the window says.
     """
@@ -43,8 +46,13 @@ class Method:
 
     @property
     def before_epoch(self) -> bool:
-        """Whether it is a sampler."""
-        return self.implementation in SAMPLERS
+        """Whether an epoch has fewer steps: it is a sampler, or has decided even earlier."""
+        return self.implementation in SAMPLERS or self.once
+
+    @property
+    def once(self) -> bool:
+        """Whether it decides once, before the training. It knows no window."""
+        return self.implementation in CORESETS
 
     @property
     def needs(self) -> Needs:
@@ -75,9 +83,9 @@ CONTROLS = ("random_even", *WHOLE_BATCHES)
 ALIASES = {"density": "pfb"}
 METHODS: dict[str, Method] = {
     **VARIANTS,
-    **{name: Method(name) for name in (*SELECTORS, *SAMPLERS) if name not in ALIASES},
+    **{name: Method(name) for name in (*SELECTORS, *SAMPLERS, *CORESETS) if name not in ALIASES},
 }
-IMPLEMENTATIONS = (*SELECTORS, *SAMPLERS)
+IMPLEMENTATIONS = (*SELECTORS, *SAMPLERS, *CORESETS)
 
 
 def names() -> list[str]:
@@ -87,8 +95,8 @@ def names() -> list[str]:
 
 def comparable() -> list[str]:
     """The methods that need no preparation: all but those that compare with the losses of another model, and `proxy`,
-    which needs a small one. Without controls, which are no methods to choose from."""
-    prepared = ("rho", "rho_remembered", "proxy", *CONTROLS)
+    which needs a small one, and coresets. Without controls, which are no methods to choose from."""
+    prepared = ("rho", "rho_remembered", "proxy", *CORESETS, *CONTROLS)
     return [name for name in names() if name not in prepared]
 
 
@@ -101,13 +109,18 @@ def resolve(name: str) -> str:
 
 
 def find(name: str) -> Method:
-    """A selector or sampler as a method, by its name or an alias."""
+    """A selector, sampler or coreset as a method, by its name or an alias."""
     return METHODS[resolve(name)]
+
+
+def without_window(name: str) -> bool:
+    """Whether a method prunes from the first step to the last, whatever the window says."""
+    return name in CONTROLS or (name in METHODS and METHODS[name].once)
 
 
 def settings_of(implementation: str) -> dict[str, Any]:
     """The settings an implementation takes, with their defaults."""
-    kind: Any = {**SELECTORS, **SAMPLERS}[implementation]
+    kind: Any = {**SELECTORS, **SAMPLERS, **CORESETS}[implementation]
     parameters = inspect.signature(kind).parameters
     return {name: p.default for name, p in parameters.items() if name not in _FILLED_IN}
 

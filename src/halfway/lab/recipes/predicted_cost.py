@@ -24,7 +24,7 @@ _EXAMPLES = 2  # BatchNorm in training mode needs more than one
 
 def predicted_cost(recipe: Recipe) -> Cost:
     """The cost of a pruned step and of the run, relative to full data, counted on the meta device."""
-    ratio = recipe.mean_ratio if recipe.prunes else 0.0
+    ratio = recipe.mean_ratio if recipe.prunes and not recipe.repeats else 0.0
     pruned_share = share_of_run(recipe.schedule, recipe.length)
     cost = cost_of(probe_share(recipe), ratio, pruned_share)
     if recipe.pruning is not None and recipe.pruning.needs == "inputs":

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import did_you_mean
 from ...ratios import PruneRatio, Ramp, Ratios, ramp, steps
@@ -20,16 +20,22 @@ from ...samplers import EpochSampler
 from ...schedule import Schedule
 from ...selectors import Selector
 from ...selectors.earlier import sections_today
+from ..coresets.settings import CoresetSettings
 from ..data.settings import VARIANTS, DataSettings
 from . import methods as known_methods
 from .conversion import flat, make, nested, plain
 from .methods import FULL, IMPLEMENTATIONS, WHOLE_BATCHES, Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER = Path(__file__).parent
 # Settings in which the runs of a comparison differ.
 OF_A_RUN = ("root", "seed", "method", "prune_ratio")
 # Descriptions, and where and how the data are read: none of this changes what a run computes.
 _NO_IDENTITY = ("title", "paper", "root")
+# Settings that runs made before them do not have: their defaults are no part of what a run is.
+_LATER = {"stop_after": 1.0, "record": "nothing"}
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,9 @@ class Recipe:
     seed: of weights, batches and augmentation.
     selection_seed: of what the method draws; None: `seed`. Two runs that differ in it alone show how much of a score is
         the luck of the draw.
+    stop_after: the share of the run after which it ends; the learning rate is still that of the whole run.
+    record: what to keep for coresets, see `training.recorders`.
+    coreset: a subset that was chosen before the training.
     methods: settings by method; in files and on the command line each is a section, like `density: {noise: 0.1}`.
     auxiliary_weight: of the auxiliary head's loss.
     precision: "amp" is float16 with a gradient scaler on CUDA and bfloat16 elsewhere.
@@ -133,6 +142,9 @@ class Recipe:
     prune_ratio: float | dict[str, Any] = 0.3
     seed: int = 0
     selection_seed: int | None = None
+    stop_after: float = 1.0
+    record: Literal["nothing", "dynamics", "checkpoints"] = "nothing"
+    coreset: CoresetSettings = field(default_factory=CoresetSettings)
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     label_smoothing: float = 0.0
     clip_norm: float | None = None
@@ -154,6 +166,7 @@ class Recipe:
         for name in ("batch_norm_samples", "training_score"):
             _in_range(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
         _in_range("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "positive")
+        _in_range("stop_after", self.stop_after, 0 < self.stop_after <= 1, "in (0, 1]")
         # Aliases are resolved here: from now on `density` is `pfb`.
         object.__setattr__(self, "method", known_methods.resolve(self.method))
         self.schedule  # noqa: B018  a window that ends before it begins is refused here
@@ -242,15 +255,30 @@ class Recipe:
         size = self.data.size[0]
         return nets.build(self.model.name, self.data.classes, self.proxy_options, None, self.seed, size)
 
-    def sampler(self, samples: int, per_epoch: int) -> EpochSampler | None:
+    @property
+    def chosen_once(self) -> bool:
+        """Whether the method decides once, before the training."""
+        return self.pruning is not None and self.pruning.once
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a subset is trained on for as many steps as all data."""
+        return self.chosen_once and self.coreset.equal_steps
+
+    def sampler(self, samples: int, per_epoch: int, labels: Tensor | None = None) -> EpochSampler | None:
         """A new sampler with its settings, if the method decides before the epoch.
 
         per_epoch: steps of an epoch of all data. A window in steps begins and ends at the nearest epoch. Unless it
             begins at step 0, it begins with the second epoch at the earliest, so that there are losses to learn from.
+        labels: (N,) of the samples, which a subset file is compared with; None: not known yet.
         """
         method = self.pruning
         if method is None or not method.before_epoch:
             return None
+        if method.once:
+            from ..coresets.chosen import sampler_of
+
+            return sampler_of(self, labels)
         start, stop = self.window
         if self.unit == "step":
             start, stop = _scaled(start, 1 / per_epoch), None if stop is None else round(stop / per_epoch)
@@ -276,7 +304,7 @@ class Recipe:
     def schedule(self) -> Schedule:
         """When to prune."""
         window = Schedule(*self.window, unit=self.unit)
-        return Schedule(unit=self.unit) if self.method in known_methods.CONTROLS else window
+        return Schedule(unit=self.unit) if known_methods.without_window(self.method) else window
 
     @property
     def draw_seed(self) -> int:
@@ -321,6 +349,12 @@ class Recipe:
         for name in VARIANTS:
             if getattr(self.data, name) == getattr(DataSettings, name):
                 content["data"].pop(name)
+        content = {key: value for key, value in content.items() if key not in _LATER or value != _LATER[key]}
+        content.pop("coreset", None)
+        if self.chosen_once:  # what is in the file, not where it is
+            mine = self.coreset
+            switches = {"weights": mine.weights, "equal_steps": mine.equal_steps}
+            content["coreset"] = {"content": mine.content or mine.file, **switches}
         if self.pruning is not None:
             used = self.pruning.implementation
             content[used] = {**known_methods.settings_of(used), **self.method_settings}
@@ -330,6 +364,8 @@ class Recipe:
         """As plain values, for YAML; the settings of each method as a section."""
         content = plain(dataclasses.asdict(self))
         methods = content.pop("methods")
+        if self.coreset == CoresetSettings():
+            content.pop("coreset")
         return {**content, **methods}
 
 

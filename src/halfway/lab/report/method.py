@@ -35,7 +35,11 @@ def repeat_command(run: RunResult) -> str:
         [f"prune_ratio={r.prune_ratio}"] if isinstance(r.prune_ratio, dict) else ["--prune-ratio", f"{r.prune_ratio:g}"]
     )
     pruned = ratio if run.recipe.prunes else []
-    options = [*where, "--method", run.method, *pruned, "--seed", str(r.seed)]
+    chosen = ["--method", run.method, *pruned]
+    if r.chosen_once and r.coreset.file is not None:
+        file = PurePath(r.coreset.file)
+        chosen = ["--subset", file.name if file.is_absolute() else str(file)]
+    options = [*where, *chosen, "--seed", str(r.seed)]
     if r.name not in recipes.names():
         return shlex.join(["halfway", "train", f"{run.path.name}/config.yaml", *where])
     return shlex.join(["halfway", "train", r.name, *_changes(r), *options])
@@ -46,7 +50,7 @@ def _changes(recipe: Recipe) -> list[str]:
     of_this_run = {key: getattr(recipe, key) for key in recipes.OF_A_RUN}
     shipped, now = recipes.load(recipe.name).with_settings(of_this_run).identity(), recipe.identity()
     now |= {key: recipe.get(key) for name in VARIANTS if (key := f"data.{name}") in shipped}  # also at its default
-    return [f"{key}={_yaml(now[key])}" for key in now if now[key] != shipped.get(key)]
+    return [f"{key}={_yaml(now[key])}" for key in now if now[key] != shipped.get(key) and key != "coreset.content"]
 
 
 def _yaml(value: object) -> str:

@@ -26,8 +26,8 @@ _POLICY = (
 )
 
 
-def render(style: str, **parts: Any) -> str:
-    """The whole page, from `page.html`. style: CSS in addition to `page.css`."""
+def render(style: str, template: str = "page.html", **parts: Any) -> str:
+    """The whole page, from a template. style: CSS in addition to `page.css`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -41,7 +41,7 @@ def render(style: str, **parts: Any) -> str:
         trim_blocks=True,
     )
     environment.filters["minus"] = minus
-    return environment.get_template("page.html").render(
+    return environment.get_template(template).render(
         policy=Markup(_POLICY.format(script=digest)),
         style=Markup((_FOLDER / "page.css").read_text() + style),
         script=Markup(script),

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import did_you_mean
+from ..coresets.chosen import pinned
 from ..recipes import schema
 from ..recipes.methods import FULL
 from ..recipes.schema import Recipe
@@ -104,7 +105,9 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
                 if seed not in (content or {}).get("seeds", stage["seeds"]):
                     continue
                 changes = {**stage.get("settings", {}), **settings_of(arm, content or {}, recipe)}
-                ready = recipe.with_settings({**changes, "seed": seed, "root": root})
+                # A subset may have been chosen for each seed.
+                changes |= {k: v.replace("{seed}", str(seed)) for k, v in changes.items() if k == "coreset.file"}
+                ready = pinned(recipe.with_settings({**changes, "seed": seed, "root": root}))
                 made.append(Run(name, str(arm), base, seed, ready))
     return made
 

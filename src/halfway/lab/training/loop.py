@@ -39,7 +39,7 @@ from ..models import speedrun
 from ..progress import Bar
 from ..recipes import controls
 from ..recipes.schema import Recipe
-from . import batch_norm, optim, tasks
+from . import batch_norm, optim, recorders, tasks
 from .irreducible import Scoring
 from .logs import Logs
 from .order import BatchOrder
@@ -97,13 +97,19 @@ class Training:
         self.optimizer = optim.make_optimizer(settings, self.model)
         per_unit = whole.per_epoch if recipe.unit == "epoch" else 1
         self.full_steps = recipe.length * per_unit
-        self.steps = controls.steps(recipe, self.full_steps)
+        planned = controls.steps(recipe, self.full_steps)
+        self.steps = max(1, round(recipe.stop_after * planned))
         self.round_steps = recipe.log_every * per_unit
-        warmup = round((recipe.learning_rate.warmup or 0) * per_unit * self.steps / self.full_steps)
-        self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, settings.lr, self.steps, warmup)
+        warmup = round((recipe.learning_rate.warmup or 0) * per_unit * planned / self.full_steps)
+        self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, settings.lr, planned, warmup)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp" and device.type == "cuda")
         self.blocker = self._make_blocker()
-        self.sampler = recipe.sampler(len(data.train), self.order.per_epoch)
+        self.sampler = recipe.sampler(len(data.train), self.order.per_epoch, data.train.labels)
+        # Where a subset is trained on for as many steps as all data, its epochs are as short as it is.
+        self.epoch_steps = self.order.per_epoch
+        if recipe.repeats and self.sampler is not None:
+            self.epoch_steps = max(1, self.sampler.retained_count // self.order.batch_size)
+        self.recorder = recorders.make(recipe, len(data.train))
         self.retention = Retention(data.train, device)
         self.scoring = None if data.held_out is None else Scoring(recipe, data.held_out, device, folder)
         self.step = 0
@@ -179,7 +185,7 @@ class Training:
 
     def train_epoch(self, logs: Logs, bar: Bar, stop: Callable[[], bool] = lambda: False) -> bool:
         """The rest of the current epoch; False if it was stopped."""
-        epoch = self.step // self.order.per_epoch
+        epoch = self.step // self.epoch_steps
         if self.blocker is not None:
             self.blocker.set_epoch(epoch)
         self.model.train()
@@ -206,7 +212,7 @@ class Training:
 
     def _plan(self, epoch: int) -> tuple[list[tuple[Tensor, int]], list[int]]:
         """The remaining batches of an epoch, and the step of full data at which each of them ends."""
-        per_epoch, start = self.order.per_epoch, epoch * self.order.per_epoch
+        per_epoch, start = self.epoch_steps, epoch * self.epoch_steps
         mine = None
         if self.sampler is not None:
             self.sampler.set_epoch(epoch)
@@ -269,6 +275,8 @@ class Training:
     @torch.no_grad()
     def _observe(self, ids: Tensor, outputs: Any, y: Tensor) -> None:
         """Report the losses to a method that learns from them, and count the small ones."""
+        if self.recorder is not None:
+            self.recorder.observe(ids, outputs, y)
         # Smoothing puts a floor under every loss, which flattens the scale that selectors look at.
         plain = self.sampler is None or self.sampler.learns_from == "plain loss"
         blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
@@ -329,11 +337,13 @@ class Training:
             **self._blocking(),
         }
         if last or number % self.recipe.evaluate_every == 0:
-            with self._statistics():
+            with self.statistics():
                 metrics.update(self._evaluate(last))
         times = {"seconds": current.seconds, "waited": current.waited, "load": os.getloadavg()[0]}
         logs.write({**metrics, **times, **self._diagnostics()})
         self._round = self._new_round()
+        if self.recorder is not None:
+            self.recorder.end_round(self)
         self._save(logs)
 
     def _evaluate(self, last: bool) -> dict[str, float | None]:
@@ -351,7 +361,7 @@ class Training:
         return metrics
 
     @contextlib.contextmanager
-    def _statistics(self) -> Iterator[None]:
+    def statistics(self) -> Iterator[None]:
         """BatchNorm's statistics for an evaluation, if the recipe wants others than those of the training."""
         seed, count = self.recipe.seed, self.recipe.batch_norm_samples
         if not count:
@@ -410,6 +420,7 @@ class Training:
                 "round": self._round.state_dict(),
                 "random": gathered,
                 "metrics_length": logs.length,
+                **({} if self.recorder is None else {"recorded": self.recorder.state_dict()}),
             }
         )
 
@@ -444,6 +455,8 @@ class Training:
             self.blocker.load_state_dict(state["blocker"])
         if self.sampler is not None:
             self.sampler.load_state_dict(state["sampler"])
+        if self.recorder is not None:
+            self.recorder.load_state_dict(state["recorded"])
         self._batches, self._pruned_steps = state["batches"], state["pruned_steps"]
         self.retention.load_state_dict(state["retention"])
         sums = {name: state["round"][name].to(self.device) for name in ("loss", "small")}
@@ -458,6 +471,7 @@ def check(recipe: Recipe, ranks: int = 1) -> None:
     size = controls.batch_size(recipe, ranks) // ranks
     left = size if selector is None else retained_count(size, recipe.ratios.largest)
     recipe.sampler(samples=1000, per_epoch=10)  # raises if its settings are wrong
+    recorders.check(recipe)
     needed = task.smallest_batch
     if left < needed:
         raise ValueError(

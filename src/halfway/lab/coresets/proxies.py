@@ -1,0 +1,153 @@
+"""The trainings that a method's evidence comes from, as ordinary run folders.
+
+    FOLDER/long-s1000/                      the recipe on all data: for Forgetting, AUM and methods of features
+    FOLDER/short-s1000/ ... short-s1009/    the recipe's own schedule, stopped at a tenth: for EL2N and GraNd
+    FOLDER/points-s1000/, points-s1001/     ten checkpoints of each: for MoSo
+    FOLDER/small-width=8-s1000/             a smaller network: for SVP
+
+Methods and ratios share them. A set is trained once, and goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...coresets.base import Needs
+from ..data import Data
+from ..recipes.conversion import flat
+from ..recipes.schema import Recipe
+from ..training import loop, session
+from ..training.rank import wait_for_all
+from ..training.run_folder import RunFolder
+from ..training.run_result import RunResult
+from .settings import CoresetSettings
+
+# Unlike the seeds of the runs that will use the subset.
+FIRST_SEED = 1000
+SHORT_SHARE = 0.1
+_NAMES: dict[Needs, str] = {
+    "long run": "long",
+    "small run": "small",
+    "short runs": "short",
+    "checkpoints": "points",
+}
+_RUNS = {"short runs": 10, "checkpoints": 2}
+_RECORD = {"long run": "dynamics", "small run": "dynamics", "checkpoints": "checkpoints"}
+
+
+@dataclass(frozen=True)
+class ProxyOptions:
+    """How proxies differ from runs of the recipe.
+
+    network: settings of the model, like {"options": {"width": 8}}; empty: the recipe's own.
+    epochs: the length of their trainings; None: the recipe's.
+    runs: how many, where a method takes the mean over several; None: 10 short ones, or 2 with checkpoints.
+    seed: of the first.
+    """
+
+    network: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int | None = None
+    runs: int | None = None
+    seed: int = FIRST_SEED
+
+
+@dataclass(frozen=True)
+class ProxySet:
+    """Trainings that differ in their seed alone.
+
+    name: of the set, which its run folders begin with.
+    recipes: of each training.
+    """
+
+    name: str
+    needs: Needs
+    recipes: tuple[Recipe, ...]
+    folder: Path
+
+    @property
+    def runs(self) -> list[RunFolder]:
+        return [RunFolder(self.folder / f"{self.name}-s{recipe.seed}") for recipe in self.recipes]
+
+    def results(self) -> list[RunResult]:
+        return [RunResult.read(run.path) for run in self.runs]
+
+    def check(self) -> None:
+        """Raise unless all of them can be trained, or go on, here. Nothing is written."""
+        for recipe, run in zip(self.recipes, self.runs, strict=True):
+            try:
+                run.check(recipe, resume=True)
+                if not _finished(run):
+                    run.check_checkpoint()
+            except ValueError as error:
+                raise ValueError(str(error).replace("--out", "--folder")) from error
+            loop.check(recipe)
+
+    def train(self, data: Data, device: torch.device, command: str) -> bool:
+        """Train what is missing, from where it stopped. Returns False after Ctrl-C."""
+        todo = [(recipe, run) for recipe, run in zip(self.recipes, self.runs, strict=True) if not _finished(run)]
+        wait_for_all()  # or a rank could find finished what another has just begun
+        for i, (recipe, run) in enumerate(todo):
+            if session.first_rank():
+                print(f"proxy {i + 1} of {len(todo)}: {run.path}", flush=True)
+            if not session.train(recipe, data, device, run, resume=True, command=command):
+                return False
+            wait_for_all()
+        return True
+
+
+def proxy_set(recipe: Recipe, needs: Needs, folder: Path, options: ProxyOptions) -> ProxySet | None:
+    """The trainings that `needs` asks for; None if it asks for none.
+
+    recipe: of the runs that will use the subset. Its method, ratio and seed do not matter.
+    """
+    if needs not in _NAMES:
+        return None
+    if needs == "small run" and not options.network:
+        raise ValueError(
+            "this method takes a network smaller than the one to train: model.options.width=8 for `halfway coreset`, "
+            "coreset.small={options: {width: 8}} for `halfway compare`"
+        )
+    runs = _RUNS.get(needs, 1) if options.runs is None or needs not in _RUNS else options.runs
+    if runs < 1 or (options.epochs is not None and options.epochs < 1):
+        raise ValueError(f"proxies are at least 1 training of at least 1 epoch, got {runs} of {options.epochs}")
+    base = recipe if options.epochs is None else recipe.of_length(options.epochs)
+    base = dataclasses.replace(base, methods={}, coreset=CoresetSettings())
+    network = {f"model.{key}": value for key, value in options.network.items()}
+    # Without anything that does not matter to full data, so that other ratios, windows and cuts find the same runs.
+    plain: dict[str, Any] = {
+        "method": "full",
+        "prune_ratio": 0.0,
+        "window": [0, None],
+        "cut": "",
+        "selection_seed": None,
+        "evaluate_every": base.length,
+        "training_score": 0,
+        "stop_after": SHORT_SHARE if needs == "short runs" else 1.0,
+        "record": _RECORD.get(needs, "nothing"),
+    }
+    if needs == "checkpoints" and base.unit == "step":
+        plain["log_every"] = max(1, base.length // 10)
+    made = tuple(base.with_settings({**network, **plain, "seed": options.seed + i}) for i in range(runs))
+    return ProxySet(_name(needs, options), needs, made, folder)
+
+
+def _name(needs: Needs, options: ProxyOptions) -> str:
+    """small-width=8-e4"""
+    changed = [f"{key.split('.')[-1]}={value}" for key, value in flat(options.network).items()]
+    epochs = [] if options.epochs is None else [f"e{options.epochs}"]
+    return file_name([_NAMES[needs], *changed, *epochs])
+
+
+def file_name(parts: Sequence[str]) -> str:
+    """The parts as the name of a file."""
+    return "".join(c if c.isalnum() or c in "-=._" else "_" for c in "-".join(parts))
+
+
+def _finished(run: RunFolder) -> bool:
+    return run.config.exists() and RunResult.read(run.path).finished

@@ -1,0 +1,110 @@
+"""What a training records for coresets: the same as a slow loop finds, and the same after an interruption."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("torchvision")
+pytest.importorskip("torchmetrics")
+pytest.importorskip("tensorboard")
+
+from halfway.coresets import Dynamics
+from halfway.lab.recipes.schema import Recipe
+from halfway.lab.training import recorders
+from halfway.lab.training.loop import Training, check
+from halfway.lab.training.run_folder import RunFolder
+from tests.helpers.small_training import CPU, load, same, trained
+from tests.helpers.subsets import opened, tiny
+
+
+def stopped(recipe: Recipe, folder: RunFolder, steps: int) -> Training:
+    """A training that is interrupted after so many steps."""
+    training = Training(recipe, load(recipe), CPU, folder, show=False)
+    assert not training.run(lambda: training.step >= steps)
+    return training
+
+
+def test_dynamics_are_those_of_every_presentation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    observe = recorders.DynamicsRecorder.observe
+
+    def spy(self: recorders.DynamicsRecorder, ids: Tensor, outputs: Tensor, y: Tensor) -> None:
+        seen.append((ids.clone(), outputs.clone(), y.clone()))
+        observe(self, ids, outputs, y)
+
+    monkeypatch.setattr(recorders.DynamicsRecorder, "observe", spy)
+    recipe = tiny(method="full", record="dynamics")
+    folder = opened(tmp_path / "run", recipe)
+    training = Training(recipe, load(recipe), CPU, folder, show=False)
+    assert training.run()
+    assert len(seen) == training.steps == 20
+    state = folder.load()
+    assert state is not None
+    found = Dynamics.of(state["recorded"])
+    margins: dict[int, list[float]] = {}
+    for ids, outputs, y in seen:
+        for id, logits, label in zip(ids.tolist(), outputs.double().tolist(), y.tolist(), strict=True):
+            others = [logit for c, logit in enumerate(logits) if c != label]
+            margins.setdefault(id, []).append(logits[label] - max(others))
+    for id, course in margins.items():
+        assert found.presentations_N[id] == len(course) == 4
+        assert found.margins_N[id].item() == pytest.approx(sum(course) / len(course), abs=1e-4)
+        right = [margin > 0 for margin in course]
+        assert found.forgotten_N[id] == sum(a and not b for a, b in itertools.pairwise(right))
+        assert bool(found.learned_N[id]) == any(right)
+
+
+def test_recording_changes_nothing_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+    recipe = tiny(method="full", record="dynamics")
+    plain = opened(tmp_path / "plain", tiny(method="full"))
+    whole, resumed = (opened(tmp_path / name, recipe) for name in ("whole", "resumed"))
+    trained(tiny(method="full"), plain)
+    trained(recipe, whole)
+    stopped(recipe, resumed, 7)
+    trained(recipe, resumed)
+    unrecorded, state, again = plain.load(), whole.load(), resumed.load()
+    assert unrecorded is not None
+    assert state is not None
+    assert again is not None
+    assert "recorded" not in unrecorded
+    assert same(unrecorded["model"], state["model"])
+    assert same(state["model"], again["model"])
+    assert same(state["recorded"], again["recorded"])
+
+
+def test_a_run_that_stops_early_is_the_beginning_of_the_whole_run(tmp_path: Path) -> None:
+    early = trained(tiny(method="full", stop_after=0.35))
+    recipe = tiny(method="full")
+    whole = stopped(recipe, opened(tmp_path / "whole", recipe), 7)
+    assert early.step == early.steps == 7
+    assert same(early.model.state_dict(), whole.model.state_dict())
+    assert early.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]
+    with pytest.raises(ValueError, match=r"stop_after must be in \(0, 1\], got 0"):
+        tiny(stop_after=0.0)
+
+
+def test_checkpoints_are_the_weights_of_evenly_spread_rounds(tmp_path: Path) -> None:
+    recipe = tiny(method="full", record="checkpoints")
+    folder = opened(tmp_path / "run", recipe)
+    training = Training(recipe, load(recipe), CPU, folder, show=False)
+    assert training.run()
+    points = [torch.load(path, weights_only=True) for path in sorted((folder.path / "points").iterdir())]
+    assert [point["step"] for point in points] == [5, 10, 15, 20]
+    assert same(points[-1]["model"], training.model.state_dict())
+    assert not same(points[0]["model"], points[-1]["model"])
+    assert [point["lr"] for point in points] == pytest.approx([m["lr"] for m in folder.read_metrics()])
+
+
+def test_what_was_there_before_is_the_same_run_as_ever() -> None:
+    assert not {"stop_after", "record", "coreset"} & {key.split(".")[0] for key in tiny().identity()}
+    assert tiny(stop_after=0.5).identity()["stop_after"] == 0.5
+
+
+def test_dynamics_need_every_sample_of_a_batch() -> None:
+    with pytest.raises(ValueError, match="method=full"):
+        check(tiny(method="random", prune_ratio=0.5, record="dynamics"))
