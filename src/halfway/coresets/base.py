@@ -93,7 +93,7 @@ class Scored(Method):
         evidence.require(self.uses, self.name)
         generator = tie_breaker(seed)
         scores_N = checked_scores(self.score(evidence, generator))
-        ids = torch.cat([highest(scores_N, group.ids, group.count, generator) for group in parts])
+        ids = torch.cat([highest(scores_N, group.ids, group.budget, generator) for group in parts])
         return self._coreset(evidence, keep, class_balance, seed, Picked(ids), scores_N)
 
 
@@ -108,7 +108,7 @@ class Greedy(Method):
 
     @abstractmethod
     def pick(self, evidence: Evidence, parts: list[Group], generator: torch.Generator) -> Picked:
-        """Exactly `group.count` of the ids of each group."""
+        """Exactly `group.budget` of the ids of each group."""
 
     def choose(self, evidence: Evidence, keep: float, *, class_balance: bool = True, seed: int = 0) -> Coreset:
         if self.per_class and not class_balance:

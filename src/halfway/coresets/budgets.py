@@ -18,7 +18,7 @@ class Group(NamedTuple):
     """Samples that share a budget: those of one class, or all."""
 
     ids: Tensor  # sorted
-    count: int  # how many of them are retained
+    budget: int  # how many of them are retained
 
 
 def share_to_keep(keep: float) -> float:

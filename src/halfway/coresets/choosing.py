@@ -37,7 +37,7 @@ def choose(
     classes = int(labels_N.max()) + 1 if num_classes is None else num_classes
     generator = tie_breaker(seed)
     found = [
-        highest(scores_N, group.ids, group.count, generator)
+        highest(scores_N, group.ids, group.budget, generator)
         for group in groups(labels_N, keep, classes, class_balance and labels is not None)
     ]
     return torch.cat(found).sort().values

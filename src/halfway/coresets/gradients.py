@@ -56,8 +56,8 @@ def alignments(model: nn.Module, inputs: Tensor, labels_B: Tensor, direction: Pa
     def losses(values: Parameters) -> Tensor:
         return F.cross_entropy(_logits(model, values, inputs), labels_B, reduction="none")
 
-    _, found_B = jvp(losses, (parameters,), ({name: direction[name] for name in parameters},))
-    return found_B.detach()
+    along = jvp(losses, (parameters,), ({name: direction[name] for name in parameters},))
+    return along[1].detach()
 
 
 def sum_of_squares(parameters: Parameters) -> Tensor:

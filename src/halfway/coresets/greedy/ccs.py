@@ -6,13 +6,14 @@ Shape suffixes: N samples, n of a group, K bins.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ...settings import as_number
-from ..base import Greedy, Picked, Scored
+from ..base import Greedy, Needs, Picked, Scored
 from ..budgets import Group
 from ..choosing import checked_scores, highest
 from ..evidence import Evidence
@@ -53,8 +54,8 @@ class CCS(Greedy):
     """
 
     name = "ccs"
-    needs = "long run"
-    uses = ("dynamics",)
+    needs: Needs = "long run"
+    uses: Sequence[str] = ("dynamics",)
     per_class = False
 
     def __init__(self, by: By = "aum", beta: float | str = "cifar10", bins: int = 50) -> None:
@@ -78,15 +79,15 @@ class CCS(Greedy):
         found = []
         for group in parts:
             size = len(group.ids)
-            beta = self._beta(1 - group.count / size)
+            beta = self._beta(1 - group.budget / size)
             cut = round(beta * size)
-            if cut > size - group.count + 1:
+            if cut > size - group.budget + 1:
                 raise ValueError(
-                    f"beta={beta:.3g} cuts {cut} of {size} samples, and {group.count} are to be retained; take a beta "
-                    f"of at most 1 - keep, {1 - group.count / size:.3g}"
+                    f"beta={beta:.3g} cuts {cut} of {size} samples, and {group.budget} are to be retained; take a beta "
+                    f"of at most 1 - keep, {1 - group.budget / size:.3g}"
                 )
-            easier = highest(-hardness_N, group.ids, size - min(cut, size - group.count), generator)
-            found.append(stratified(hardness_N, easier, group.count, self.bins, generator))
+            easier = highest(-hardness_N, group.ids, size - min(cut, size - group.budget), generator)
+            found.append(stratified(hardness_N, easier, group.budget, self.bins, generator))
         return Picked(torch.cat(found))
 
     def _beta(self, prune_ratio: float) -> float:

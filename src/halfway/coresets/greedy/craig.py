@@ -49,8 +49,8 @@ class Craig(Greedy):
         for group in parts:
             # Of equal samples the first is taken, so they come in random order.
             shuffled = group.ids[torch.randperm(len(group.ids), generator=generator)]
-            pieces = shuffled.chunk(min(math.ceil(len(shuffled) / self.block), group.count))
-            counts = shares([group.count * len(piece) / len(shuffled) for piece in pieces], group.count)
+            pieces = shuffled.chunk(min(math.ceil(len(shuffled) / self.block), group.budget))
+            counts = shares([group.budget * len(piece) / len(shuffled) for piece in pieces], group.budget)
             for piece, count in zip(pieces, counts, strict=True):
                 similarity_nn = similarities(*factors(evidence, piece))
                 chosen = lazy_greedy(similarity_nn, count)

@@ -56,7 +56,7 @@ class DatasetPruning(Greedy):
             # Of equal samples the first is removed, so they come in random order.
             ids = group.ids[torch.randperm(len(group.ids), generator=generator)]
             influences_nP = project(*curvature.solve(*factors(evidence, ids)))
-            removed_n = remove(influences_nP, len(ids) - group.count)
+            removed_n = remove(influences_nP, len(ids) - group.budget)
             removed_n = swap(influences_nP, removed_n, self.swaps)
             found.append(ids[~removed_n])
         return Picked(torch.cat(found))

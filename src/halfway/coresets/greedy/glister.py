@@ -54,15 +54,15 @@ class Glister(Greedy):
         for group in parts:
             shuffled = group.ids[torch.randperm(len(group.ids), generator=generator)]
             aside = max(1, round(self.validation * len(shuffled)))
-            if group.count > len(shuffled) - aside:
+            if group.budget > len(shuffled) - aside:
                 raise ValueError(
-                    f"{group.count} of {len(shuffled)} samples of a class are to be retained, and {aside} are set "
+                    f"{group.budget} of {len(shuffled)} samples of a class are to be retained, and {aside} are set "
                     f"aside for validation; take a keep below {1 - self.validation:.3g}, or a smaller validation="
                 )
             judges.append(shuffled[:aside])
             candidates.append(shuffled[aside:])
         panel = _Panel(evidence, torch.cat(judges))
-        counts = [group.count for group in parts]
+        counts = [group.budget for group in parts]
         return Picked(self._rounds(evidence, candidates, counts, panel))
 
     def _rounds(self, evidence: Evidence, candidates: list[Tensor], counts: list[int], panel: _Panel) -> Tensor:

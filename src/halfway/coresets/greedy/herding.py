@@ -37,7 +37,7 @@ class Herding(Greedy):
             # Of equal samples the first is taken, so they come in random order.
             ids = group.ids[torch.randperm(len(group.ids), generator=generator)]
             features_nD = F.normalize(evidence.features_ND[ids].to(torch.float32), dim=1)
-            found.append(ids[herd(features_nD, group.count)])
+            found.append(ids[herd(features_nD, group.budget)])
         return Picked(torch.cat(found))
 
 

@@ -52,7 +52,7 @@ class KCenter(Greedy):
             ids = group.ids[torch.randperm(len(group.ids), generator=generator)]
             features_nD = F.normalize(evidence.features_ND[ids].to(torch.float32), dim=1)
             first = medoid(features_nD) if self.start == "medoid" else 0
-            found.append(ids[farthest_first(features_nD, group.count, first)])
+            found.append(ids[farthest_first(features_nD, group.budget, first)])
         return Picked(torch.cat(found))
 
 

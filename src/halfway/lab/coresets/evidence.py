@@ -89,7 +89,7 @@ class _Measured:
         state, wanted = _finished(self.run), [piece for piece in ("features_ND", "logits_NC") if piece in uses]
         if any(piece not in self.known for piece in wanted):
             training = self._restored(state["model"])
-            with training.statistics():
+            with training.evaluation.statistics(training.model):
                 found = measure.outputs(training.model, self._batches("outputs"), len(self.data.train))
             self._keep({"features_ND": found.features_ND, "logits_NC": found.logits_NC})
         pieces = {piece: self.known[piece] for piece in wanted}
@@ -98,7 +98,7 @@ class _Measured:
     def short_run(self, gradients: bool) -> ShortRun:
         if "error_norms_N" not in self.known or (gradients and self.known["gradient_norms_N"] is None):
             training, name = self._restored(_finished(self.run)["model"]), "gradients" if gradients else "errors"
-            with training.statistics():
+            with training.evaluation.statistics(training.model):
                 found = measure.short_run(
                     training.model, self._batches(name), len(self.data.train), gradients=gradients
                 )
@@ -111,7 +111,7 @@ class _Measured:
             if path.stem not in self.known:
                 point = torch.load(path, map_location="cpu", weights_only=True)
                 training = self._restored(point["model"])
-                with training.statistics():
+                with training.evaluation.statistics(training.model):
                     batches = self._batches(f"gradients at step {point['step']:,}", passes=2)
                     found = measure.checkpoint(training.model, batches, len(self.data.train), point["lr"])
                 self._keep({path.stem: found._asdict()})

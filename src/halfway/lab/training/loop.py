@@ -15,11 +15,10 @@ What is worth knowing:
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +38,8 @@ from ..models import speedrun
 from ..progress import Bar
 from ..recipes import controls
 from ..recipes.schema import Recipe
-from . import batch_norm, optim, recorders, tasks
+from . import optim, recorders, tasks
+from .evaluation import Evaluation
 from .irreducible import Scoring
 from .logs import Logs
 from .order import BatchOrder
@@ -111,6 +111,7 @@ class Training:
             self.epoch_steps = max(1, self.sampler.retained_count // self.order.batch_size)
         self.recorder = recorders.make(recipe, len(data.train))
         self.retention = Retention(data.train, device)
+        self.evaluation = Evaluation(recipe, data, self.task, device)
         self.scoring = None if data.held_out is None else Scoring(recipe, data.held_out, device, folder)
         self.step = 0
         # With a sampler: batches trained on, and steps of full data in epochs that were pruned.
@@ -337,42 +338,16 @@ class Training:
             **self._blocking(),
         }
         if last or number % self.recipe.evaluate_every == 0:
-            with self.statistics():
-                metrics.update(self._evaluate(last))
+            with self.evaluation.statistics(self.model):
+                metrics.update(self.evaluation(self.wrapped, last))
+                if self.scoring is not None:
+                    metrics["held_out_loss"] = self.scoring(self.model, self.step)
         times = {"seconds": current.seconds, "waited": current.waited, "load": os.getloadavg()[0]}
         logs.write({**metrics, **times, **self._diagnostics()})
         self._round = self._new_round()
         if self.recorder is not None:
             self.recorder.end_round(self)
         self._save(logs)
-
-    def _evaluate(self, last: bool) -> dict[str, float | None]:
-        found = self.task.evaluate(self.wrapped, self.data.test, self.device)
-        metrics = {"score": found.score, "test_loss": found.loss}
-        if self.scoring is not None:
-            metrics["held_out_loss"] = self.scoring(self.model, self.step)
-        if last and self.recipe.multi_scale:
-            scales = self.recipe.multi_scale
-            metrics["multi_scale"] = self.task.evaluate(self.wrapped, self.data.test, self.device, scales).score
-        if last and self.recipe.training_score:
-            batches = -(-self.recipe.training_score // (self.recipe.evaluation_batch * self.ranks))
-            seen = self.task.evaluate(self.wrapped, self.data.trained_on, self.device, limit=batches)
-            metrics |= {"training_score": seen.score, "training_loss": seen.loss, "training_small_losses": seen.small}
-        return metrics
-
-    @contextlib.contextmanager
-    def statistics(self) -> Iterator[None]:
-        """BatchNorm's statistics for an evaluation, if the recipe wants others than those of the training."""
-        seed, count = self.recipe.seed, self.recipe.batch_norm_samples
-        if not count:
-            yield
-            return
-        # Augmented training images, the same for all methods of a seed.
-        ids = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(seed_of(seed)))[:count]
-        plan = [(part, seed_of(seed, i)) for i, part in enumerate(ids.split(self.recipe.evaluation_batch))]
-        batches = (tasks.laid_out(x, self.recipe) for x, _, _ in self.data.train.batches(plan))
-        with tasks.autocast(self.recipe, self.device), batch_norm.estimated(self.model, batches):
-            yield
 
     def _blocking(self) -> dict[str, float]:
         """Samples so far, over all ranks; `spent` is their training cost in samples of full training."""

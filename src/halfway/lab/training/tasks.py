@@ -27,7 +27,7 @@ SMALL_LOSS = 0.1
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Scored:
     """What an evaluation found.
 
     score: in percent.
@@ -85,7 +85,7 @@ class Task:
     @torch.no_grad()
     def evaluate(
         self, model: nn.Module, test: TestSet, device: torch.device, scales: tuple[float, ...] = (), limit: int = 0
-    ) -> Evaluation:
+    ) -> Scored:
         """The model on test images, by all ranks together.
 
         Args:
@@ -120,7 +120,7 @@ class Task:
             dist.all_reduce(on_device)
             totals = on_device.cpu()
         total, small, images = totals.tolist()
-        return Evaluation(score, total / images, small / images) if images else Evaluation(score, None, None)
+        return Scored(score, total / images, small / images) if images else Scored(score, None, None)
 
 
 class Classification(Task):
