@@ -49,11 +49,18 @@ def test_a_stage_is_every_arm_on_every_recipe_with_every_seed(tmp_path: Path) ->
     assert len({run.key for run in runs}) == len(runs)
 
 
-def test_an_arm_can_have_fewer_seeds(tmp_path: Path) -> None:
-    fewer = STAGE.replace("half: {method: random, prune_ratio: 0.5}", "half: {method: random, seeds: [4]}")
-    runs = plan.runs("screen", stages(fewer, tmp_path)["screen"], "elsewhere")
-    assert {run.seed for run in runs if run.arm == "half"} == {4}
-    assert {run.seed for run in runs if run.arm == "full"} == {3, 4}
+@pytest.mark.parametrize(
+    ("fewer", "left"),
+    [
+        ("seeds: [4]", {(4, "ladder-c16"), (4, "ladder-f8")}),
+        ("recipes: [ladder-f8]", {(3, "ladder-f8"), (4, "ladder-f8")}),
+    ],
+)
+def test_an_arm_can_have_fewer_seeds_or_recipes(fewer: str, left: set[tuple[int, str]], tmp_path: Path) -> None:
+    text = STAGE.replace("half: {method: random, prune_ratio: 0.5}", f"half: {{method: random, {fewer}}}")
+    runs = plan.runs("screen", stages(text, tmp_path)["screen"], "elsewhere")
+    assert {(run.seed, run.base) for run in runs if run.arm == "half"} == left
+    assert len([run for run in runs if run.arm == "full"]) == 4
 
 
 def test_an_arm_is_a_recipe_with_changes(tmp_path: Path) -> None:

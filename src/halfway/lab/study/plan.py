@@ -35,6 +35,8 @@ from ..recipes.schema import Recipe
 
 # How often is looked at a run: looking changes nothing.
 _NO_EFFECT = ("name", "log_every", "evaluate_every", "training_score")
+# What an arm can have fewer of than its stage.
+_FEWER = ("seeds", "recipes")
 _STAGE = {"recipes", "seeds", "settings", "arms", "about", "primary"}
 
 
@@ -102,7 +104,8 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
         for base in stage["recipes"]:
             recipe = schema.load(base)
             for arm, content in stage["arms"].items():
-                if seed not in (content or {}).get("seeds", stage["seeds"]):
+                own = {**stage, **{key: value for key, value in (content or {}).items() if key in _FEWER}}
+                if seed not in own["seeds"] or base not in own["recipes"]:
                     continue
                 changes = {**stage.get("settings", {}), **settings_of(arm, content or {}, recipe)}
                 # A subset may have been chosen for each seed.
@@ -117,7 +120,7 @@ def settings_of(arm: str, content: Mapping[str, Any], recipe: Recipe) -> dict[st
     settings = {
         key: value.replace("{recipe}", recipe.name) if isinstance(value, str) else value
         for key, value in content.items()
-        if key not in ("times", "window_of_run", "seeds")
+        if key not in ("times", "window_of_run", *_FEWER)
     }
     if arm == FULL:
         settings.setdefault("method", FULL)
