@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from . import coresets, functional, samplers, selectors
 from .batches.batch import WithIds
 from .blocker.blocker import ForwardBlocker
@@ -14,6 +16,9 @@ from .schedule import Schedule
 from .selectors import Density, Random, Selection, Selector
 from .state.estimator import DensityEstimator
 from .stats import Stats
+
+if TYPE_CHECKING:
+    from .advice import advise
 
 __version__ = "0.1.0"
 
@@ -29,6 +34,7 @@ __all__ = [
     "Selector",
     "Stats",
     "WithIds",
+    "advise",
     "coresets",
     "cost",
     "functional",
@@ -38,3 +44,12 @@ __all__ = [
     "selectors",
     "steps",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Only when it is asked for: no training needs it.
+    if name == "advise":
+        from .advice import advise
+
+        return advise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,149 @@
+"""What to do, from the regime, the costs and the evidence: one rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..costs.cost import relative_cost
+from ..samplers import SAMPLERS
+from ..selectors import SELECTORS
+from .evidence import Evidence, Finding, Rung
+
+# From this share of small losses on, training saturates: half of the samples teach little.
+SATURATES_FROM = 0.5
+# A step must be shorter by this much to count: less is within what a measurement varies by.
+WORTHWHILE = 0.05
+# Training waits for data if it spends more than this share of its time on it.
+WAITS_FROM = 0.1
+# These need another model, or its losses, which nothing here can see.
+_PREPARED = ("rho", "rho_remembered", "proxy")
+
+Kind = Literal["no evidence", "do not prune", "fewer epochs", "random", "method"]
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Bounds of the share of plain losses below 0.1 at the end of the planned training."""
+
+    low: float
+    high: float
+
+    @property
+    def word(self) -> str:
+        if self.high < SATURATES_FROM:
+            return "underfits"
+        return "saturates" if self.low >= SATURATES_FROM else "between: the trial cannot tell"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step costs relative to a full one.
+
+    random_time: wall time of a step that prunes at random.
+    cut_time: of one that looks at features at the cut; None if there is no cut.
+    waiting: the share of a full step's time spent on waiting for data.
+    """
+
+    prune_ratio: float
+    random_time: float
+    cut_time: float | None = None
+    waiting: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        return self.waiting > WAITS_FROM
+
+    def time(self, finding: Finding | None) -> float:
+        """Wall time of the run relative to full data, with loading; None: random pruning.
+
+        Where training waits for data, what can be decided before loading is: only 1 - p of the samples are loaded.
+        """
+        name = "random" if finding is None else finding.selector
+        if (finding is not None and finding.role == "shorter") or name in SAMPLERS:
+            return 1 - self.prune_ratio
+        needs = SELECTORS[name].needs
+        if needs == "nothing":
+            loading = self.waiting * (1 - self.prune_ratio if self.waits else 1.0)
+            return loading + (1 - self.waiting) * self.random_time
+        # A selector that looks at the outputs pays the whole forward pass, a third of a step.
+        forward = relative_cost(1 / 3, self.prune_ratio)
+        computing = forward if needs != "features" else 1.0 if self.cut_time is None else self.cut_time
+        return self.waiting + (1 - self.waiting) * computing
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to do.
+
+    why: a sentence.
+    rungs: those of the map that count here.
+    findings: what the recommended arm did there, in their order.
+    time: wall time of the run relative to full data; None where nothing is recommended.
+    """
+
+    kind: Kind
+    why: str
+    rungs: tuple[Rung, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    time: float | None = None
+
+
+def recommend(regime: Regime, costs: Costs, evidence: Evidence) -> Recommendation:
+    """The rule.
+
+    1. *Do not prune* if neither random pruning nor the cut makes the run at least 5 % shorter in wall time.
+    2. The rungs that count are those of the map's ladders whose share of small losses lies between the bounds of the
+       regime, or else the nearest one. If there is none with comparisons: *no evidence*.
+    3. *A method*, if on every one of these rungs its gain over the better control at equal cost has an interval above
+       zero, and if it makes the run at least 5 % shorter. Of several the one whose smallest gain is the largest.
+    4. Otherwise the control with the larger mean score over these rungs, at equal cost: *random* per batch, or full
+       data for *fewer epochs*.
+    """
+    times = [costs.time(None), *([] if costs.cut_time is None else [_cut_time(costs)])]
+    if min(times) > 1 - WORTHWHILE:
+        why = (
+            f"a step that prunes {costs.prune_ratio:.0%} of its samples takes {min(times):.2f} of the time of a full "
+            "one here. Only fewer epochs would save time"
+        )
+        return Recommendation("do not prune", why)
+    rungs = tuple(evidence.near(regime.low, regime.high))
+    if not rungs:
+        why = "no comparison of methods has been measured yet, so that nothing can be said about accuracy"
+        return Recommendation("no evidence", why, time=costs.time(None))
+    found = [rung.at(costs.prune_ratio) for rung in rungs]
+    methods = [each for each in _on_all(found, "method") if _pays(each, costs)]
+    if methods:
+        best = max(methods, key=lambda each: min(f.gain.mean for f in each if f.gain is not None))
+        why = "its gain over the better control at equal cost lies above zero on every rung that counts"
+        return Recommendation("method", why, rungs, tuple(best), costs.time(best[0]))
+    random, shorter = (next(iter(_on_all(found, role)), []) for role in ("random", "shorter"))
+    # The gain of random pruning is over fewer epochs.
+    gains = [f.gain.mean for f in random if f.gain is not None]
+    none = "no method is clearly better than both controls there"
+    if shorter and gains and sum(gains) < 0:
+        why = f"{none}, and fewer epochs of full data are the better of the two"
+        return Recommendation("fewer epochs", why, rungs, tuple(shorter), 1 - costs.prune_ratio)
+    why = f"{none}, and random pruning is the better of the two" if gains else none
+    return Recommendation("random", why, rungs, tuple(random), costs.time(None))
+
+
+def _cut_time(costs: Costs) -> float:
+    assert costs.cut_time is not None
+    return costs.waiting + (1 - costs.waiting) * costs.cut_time
+
+
+def _on_all(found: list[list[Finding]], role: str) -> list[list[Finding]]:
+    """The arms of a role that every rung has, each with its findings in the order of the rungs."""
+    arms: dict[tuple[str, ...], list[Finding]] = {}
+    for findings in found:
+        for finding in findings:
+            if finding.role == role:
+                arms.setdefault(finding.same, []).append(finding)
+    return [each for each in arms.values() if len(each) == len(found)]
+
+
+def _pays(findings: list[Finding], costs: Costs) -> bool:
+    usable = findings[0].selector not in _PREPARED
+    gains = all(f.gain is not None and f.gain.above for f in findings)
+    return usable and gains and costs.time(findings[0]) <= 1 - WORTHWHILE
