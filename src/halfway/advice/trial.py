@@ -1,7 +1,7 @@
 """Two short trainings that bound where the planned one will end: how many of its losses will be small?
 
 A few minutes cannot repeat a training, but can leave out one of the two things that make losses small. *Fewer passes*
-sees all images, each of them less often than planned. *Fewer images* sees each as often as planned, but few of them, and
+sees all images, each of them less often than planned. *Fewer images* sees each as often as planned, but few of them,
 always with the same augmentation. The first fits its images less well than the planned training will, the second
 better.
 
