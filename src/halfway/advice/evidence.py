@@ -1,7 +1,8 @@
 """What is known about pruning at a reduced scale: a small extract of the map, in `evidence.json`.
 
-`halfway study results/map/study.yaml --table` writes it. A rung is a recipe of the map. Rungs of a ladder differ in how
-often an image is seen, and so in the share of small losses at the end, by which they are found again.
+`halfway study results/map/study.yaml --table --evidence FILE` writes it. A rung is a recipe of the map. Rungs of a
+ladder differ in how often an image is seen, and so in the share of small losses at the end, by which they are found
+again.
 """
 
 from __future__ import annotations
@@ -79,13 +80,13 @@ class Rung:
     """A recipe of the map.
 
     ladder: "" for recipes beside the ladders.
-    passes: over the images.
+    passes: over the images; None if not known.
     small: the share of plain losses below 0.1 at the end, of full data and of random pruning.
     """
 
     name: str
     ladder: str
-    passes: float
+    passes: float | None
     small: Mapping[str, float]
     findings: tuple[Finding, ...] = ()
 

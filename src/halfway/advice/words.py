@@ -118,7 +118,9 @@ def _lost(found: Recommendation) -> str:
 
 
 def _effect(rung: Rung, finding: Finding) -> str:
-    about = f"{rung.name} ({rung.passes:g} passes, {rung.small['full']:.0%} below 0.1)"
+    about = (
+        f"{rung.name} ({'' if rung.passes is None else f'{rung.passes:g} passes, '}{rung.small['full']:.0%} below 0.1)"
+    )
     to_full = "unknown" if finding.to_full is None else f"{finding.to_full} points to full data"
     gain = "" if finding.gain is None else f", {finding.gain} to {_rival(finding)} at equal cost"
     on = "test" if finding.stage == "confirm" else "validation"

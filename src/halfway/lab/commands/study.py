@@ -29,7 +29,7 @@ A stage of a study:
 beside random pruning without window and full data for fewer steps, each at the arm's own cost. For that a stage needs
 the arm `full` and both controls at two costs or more, or at the costs of its arms; a run that another stage has made is
 not repeated. Holm's correction is made over the arms that stages name as `primary`, on all of their recipes; all else
-is exploratory.
+is exploratory. --evidence FILE also writes the extract that `halfway advise` goes by.
 """
 _EPILOG = """\
 examples:
@@ -37,6 +37,7 @@ examples:
   halfway study results/map/study.yaml --stages rates,screen --data data --results results/map/runs.jsonl
   halfway study results/map/study.yaml --stages confirm --workers 8
   halfway study results/map/study.yaml --table
+  halfway study results/map/study.yaml --table --evidence src/halfway/advice/evidence.json
 """
 
 
@@ -57,6 +58,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="train nothing, say what is done and what is left")
     parser.add_argument("--table", action="store_true", help="train nothing, write tables and a plot of the results")
+    parser.add_argument("--evidence", metavar="FILE", help="with --table: also write what `halfway advise` goes by")
     parser.set_defaults(run=run)
 
 
@@ -77,7 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
         if name not in stages:
             raise ValueError(f"no stage {name!r}; {did_you_mean(name, stages)}")
     if arguments.table:
-        return _table(stages, wanted, results, session.command_line())
+        return _table(stages, wanted, results, session.command_line(), arguments.evidence)
+    if arguments.evidence is not None:
+        raise ValueError("--evidence is written with the tables: add --table")
     left = []
     for name in wanted:
         runs = plan.runs(name, stages[name], arguments.data)
@@ -94,10 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _table(stages: dict[str, dict[str, Any]], wanted: list[str], results: Path, command: str) -> int:
+def _table(
+    stages: dict[str, dict[str, Any]], wanted: list[str], results: Path, command: str, extract: str | None
+) -> int:
     """Print the tables, and write them and the plot beside the results."""
     from ..files import write_whole
-    from ..study import ledger, picture, tables
+    from ..study import evidence, ledger, picture, tables
     from ..study.results import collect
 
     entries = ledger.read(results)
@@ -110,6 +116,9 @@ def _table(stages: dict[str, dict[str, Any]], wanted: list[str], results: Path, 
     print(page)
     write_whole(results.with_name("map.md"), page)
     print(f"written to {results.with_name('map.md')}")
+    if extract is not None:
+        evidence.write(study, Path(extract))
+        print(f"the evidence for `halfway advise` is in {extract}")
     if shown is None:
         print("no plot yet: it needs methods on rungs of a ladder, with both controls at their costs")
     else:
