@@ -153,7 +153,7 @@ def _affordable(setup: Setup, batches: Iterator[Batch], seconds: float, clock: C
         needed = 2 * (_FEWEST_STEPS * each + now - begin)
         raise ValueError(
             f"a step takes {each:.3g} s, which leaves {max(0, int(left / each))} steps for a training: too few to say "
-            f"anything; allow for more time (seconds={math.ceil(1.2 * needed)}), or try it where the training will run"
+            f"anything; allow for at least {math.ceil(1.2 * needed)} s, or try it on the machine of the training"
         )
     return int(left / each), left
 

@@ -14,6 +14,7 @@ _COMMANDS = (
     "demo",
     "layers",
     "bench",
+    "advise",
     "recipes",
     "data",
     "train",

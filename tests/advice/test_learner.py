@@ -1,0 +1,162 @@
+"""Copies, learning rates, losses and batches of the short trainings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from halfway.advice.learner import Setup, called, factor_at, losses, moved, pair, peak_rate
+
+from .invented import CPU, net, pairs
+
+
+def setup(model: nn.Module, **more: Any) -> Setup:
+    return Setup(model, **{"optimizer": None, "loss_fn": F.cross_entropy, "device": CPU, **more})
+
+
+def test_a_learner_takes_the_steps_that_the_users_own_loop_would() -> None:
+    model, batches = net(), pairs()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for x, y in batches[:2]:  # momentum that has to be copied, too
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    learner = setup(model, optimizer=optimizer).learner()
+    for x, y in batches[2:]:
+        learner.step((x, y), 1.0)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for mine, theirs in zip(learner.model.state_dict().values(), model.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_gradients_are_clipped_as_torch_does() -> None:
+    model, (batch, *_) = net(), pairs()
+    learner = setup(model, optimizer=lambda p: torch.optim.SGD(p, lr=1.0), clip_norm=0.01).learner()
+    learner.step(batch, 1.0)
+    moved_by = sum(
+        float((a - b).square().sum()) for a, b in zip(learner.model.parameters(), model.parameters(), strict=True)
+    )
+    assert math.sqrt(moved_by) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_mixed_precision_is_that_of_the_forward_pass() -> None:
+    seen = []
+
+    class Seeing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(super().forward(x).dtype)
+            return super().forward(x)
+
+    setup(Seeing(4, 3), autocast=torch.bfloat16).learner().step(pairs()[0], 1.0)
+    assert set(seen) == {torch.bfloat16}
+
+
+def test_a_frozen_part_of_a_model_that_trains_stays_frozen_and_a_model_in_eval_mode_trains() -> None:
+    model = net()
+    model[1].eval()
+    assert not setup(model).learner().model[1].training  # type: ignore[index]
+    assert setup(model.eval()).learner().model[1].training  # type: ignore[index]
+    assert not model.training
+
+
+def test_a_model_that_cannot_be_copied_is_an_error_that_says_what_to_do() -> None:
+    model = net()
+    model.kept = model(torch.randn(4, 4))  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="pass a newly built model"):
+        setup(model).learner()
+
+
+def test_the_rate_rises_falls_and_ends_at_zero() -> None:
+    rates = [factor_at(i / 200) for i in range(201)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == rates[20] == 1.0
+    assert rates[:21] == sorted(rates[:21])
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+    assert rates[-1] == pytest.approx(0)
+    assert factor_at(0.55) == pytest.approx(0.5)  # the middle of the cosine
+
+
+def test_the_peak_is_found_where_a_scheduler_begins_below_it() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.3)
+    assert peak_rate(optimizer.param_groups[0]) == 0.3
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.8, total_steps=10)
+    assert optimizer.param_groups[0]["lr"] < 0.1
+    assert peak_rate(optimizer.param_groups[0]) == 0.8
+
+
+# ------------------------------------------------------------------------ losses
+
+LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.0, 5.0, 0.0]])
+CLASSES = torch.tensor([0, 2])
+PLAIN = [-math.log(math.exp(2) / (math.exp(2) + 1 + math.exp(-1))), -math.log(1 / (2 + math.exp(5)))]
+
+
+def smoothed(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, label_smoothing=0.1)
+
+
+def smoothed_each(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, label_smoothing=0.1, reduction="none")
+
+
+@pytest.mark.parametrize("loss_fn", [F.cross_entropy, smoothed, smoothed_each])
+def test_losses_are_plain_whatever_is_trained_with(loss_fn: Any) -> None:
+    loss, plain_B = losses(LOGITS, CLASSES, loss_fn)
+    assert plain_B.tolist() == pytest.approx(PLAIN)
+    assert float(loss) == pytest.approx(float(loss_fn(LOGITS, CLASSES).mean()))
+
+
+def test_targets_that_are_no_classes_need_one_loss_per_sample() -> None:
+    y = torch.tensor([1.0, 2.0])
+
+    def squared(outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs[:, 0] - y) ** 2
+
+    loss, plain_B = losses(LOGITS, y, squared)
+    assert plain_B.tolist() == [1.0, 4.0]
+    assert float(loss) == 2.5
+    with pytest.raises(ValueError, match=r"targets are no classes but float32 of shape \(2,\); pass loss_fn="):
+        losses(LOGITS, y, F.cross_entropy)
+    with pytest.raises(ValueError, match="let it return one loss per sample"):
+        losses(LOGITS, y, lambda outputs, y: squared(outputs, y).mean())
+    with pytest.raises(ValueError, match=r"got float32 of shape \(2, 3\)"):
+        losses(LOGITS, y, lambda outputs, y: outputs)
+
+
+def test_a_single_logit_for_two_classes_is_judged_by_the_given_loss() -> None:
+    def binary(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs[:, 0], y.float(), reduction="none")
+
+    _, plain_B = losses(torch.tensor([[0.0], [3.0]]), torch.tensor([1, 1]), binary)
+    assert plain_B.tolist() == pytest.approx([math.log(2), math.log(1 + math.exp(-3))])
+
+
+# ----------------------------------------------------------------------- batches
+
+
+def test_inputs_go_to_the_model_by_position_or_by_name() -> None:
+    class Sum(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + 10 * b
+
+    a, b = torch.ones(2), torch.full((2,), 2.0)
+    for x in ((a, b), [a, b], {"b": b, "a": a}):
+        assert called(Sum(), x).tolist() == [21, 21]
+
+
+def test_a_batch_is_a_pair_and_what_follows_is_left_out() -> None:
+    x, y = pairs(1)[0]
+    assert pair([x, y, torch.arange(8)], CPU)[1] is y
+    for wrong in (x, (x,), {"x": x}, "text"):
+        with pytest.raises(TypeError, match=r"pairs \(input, targets\) are needed; pass a loader"):
+            pair(wrong, CPU)
+    nested = moved({"a": [x, "name"]}, torch.device("meta"))
+    assert nested["a"][0].device.type == "meta"
+    assert nested["a"][1] == "name"
