@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from ..samplers import SAMPLERS
-from ..selectors import SELECTORS
+from ..selectors import SELECTORS, Selector
 from .evidence import Finding
 from .recommend import Costs, Recommendation
 
+_WITH_IDS = "for x, y, ids in loader:  # of halfway.WithIds(dataset)"
+_AFTER = "# after the loss, one per sample"
+
 
 def lines(found: Recommendation, costs: Costs, at: str | None, epochs: float) -> str:
-    """What to add or change; "" if nothing."""
+    """What to add or change; "" if nothing. Names that are the user's: model, dataset, targets, batch_size,
+    num_classes, losses (one per sample)."""
     if found.kind == "do not prune":
         return ""
     if found.kind == "fewer epochs":
@@ -17,33 +21,45 @@ def lines(found: Recommendation, costs: Costs, at: str | None, epochs: float) ->
         return f"epochs = {fewer}  # instead of {epochs:g}; let the learning rate end by then, too"
     finding = found.findings[0] if found.kind == "method" else None
     name = "random" if finding is None else finding.selector
-    if name in SAMPLERS:
-        return _sampler(name, finding, costs.prune_ratio)
-    kind = SELECTORS[name]
-    chosen = (
-        f'"{name}"' if finding is None or not finding.settings else _made(f"halfway.selectors.{kind.__name__}", finding)
-    )
-    ids = ", ids=ids" if kind.wants_ids != "no" else ""
-    loop = ["for x, y, ids in loader:  # of halfway.WithIds(dataset)"] if ids else ["for x, y in loader:"]
-    after = kind.wants_losses != "no"
-    if costs.waits and kind.needs == "nothing":
-        targets = ", targets=targets" if kind.wants_targets != "no" else ""
-        made = [
-            f"batches = halfway.PrunedBatchSampler(dataset, batch_size, prune_ratio={costs.prune_ratio:g}, "
-            f"selector={chosen}{targets})",
-            f"loader = DataLoader({'halfway.WithIds(dataset)' if ids else 'dataset'}, batch_sampler=batches)",
-        ]
-        report = "    batches.observe(ids, losses)  # after the loss, one per sample"
-        return "\n".join([*made, *([*loop, report] if after else [])])
-    cut = f'"{at}"' if kind.needs == "features" else "None"
-    made = [f"blocker = halfway.ForwardBlocker(model, {cut}, prune_ratio={costs.prune_ratio:g}, selector={chosen})"]
-    report = "    blocker.observe(losses)  # after the loss, one per sample"
-    return "\n".join([*made, *loop, f"    x, y = blocker(x, y{ids})", *([report] if after else [])])
-
-
-def _sampler(name: str, finding: Finding | None, prune_ratio: float) -> str:
-    kind = SAMPLERS[name].__name__
     settings = "" if finding is None else _settings(finding)
+    if name in SAMPLERS:
+        return _before_the_epoch(SAMPLERS[name].__name__, settings, costs.prune_ratio)
+    kind = SELECTORS[name]
+    chosen = f"halfway.selectors.{kind.__name__}({settings})" if settings else f'"{name}"'
+    if costs.waits and kind.needs == "nothing":
+        return _before_loading(kind, chosen, costs.prune_ratio)
+    return _in_the_batch(kind, chosen, costs.prune_ratio, at)
+
+
+def _in_the_batch(kind: type[Selector], chosen: str, prune_ratio: float, at: str | None) -> str:
+    cut = f'"{at}"' if kind.needs == "features" else "None"
+    ids = kind.wants_ids != "no"
+    made = [
+        f"blocker = halfway.ForwardBlocker(model, {cut}, prune_ratio={prune_ratio:g}, selector={chosen})",
+        _WITH_IDS if ids else "for x, y in loader:",
+        f"    x, y = blocker(x, y{', ids=ids' if ids else ''})",
+    ]
+    if kind.wants_losses != "no":
+        made.append(f"    blocker.observe(losses)  {_AFTER}")
+    return "\n".join(made)
+
+
+def _before_loading(kind: type[Selector], chosen: str, prune_ratio: float) -> str:
+    targets = ", targets=targets" if kind.wants_targets != "no" else ""
+    watches = kind.watches is not Selector.watches
+    learns = watches or kind.wants_losses != "no"
+    made = [
+        f"batches = halfway.PrunedBatchSampler(dataset, batch_size, {prune_ratio:g}, selector={chosen}{targets})",
+        f"loader = DataLoader({'halfway.WithIds(dataset)' if learns else 'dataset'}, batch_sampler=batches)",
+    ]
+    if watches:
+        made.append("batches.watch(model)")
+    if learns:
+        made += [_WITH_IDS, f"    batches.observe(ids, losses)  {_AFTER}"]
+    return "\n".join(made)
+
+
+def _before_the_epoch(kind: str, settings: str, prune_ratio: float) -> str:
     more = f", {settings}" if settings else ""
     return (
         f"sampler = halfway.samplers.{kind}(dataset, {prune_ratio:g}{more})\n"
@@ -51,9 +67,8 @@ def _sampler(name: str, finding: Finding | None, prune_ratio: float) -> str:
     )
 
 
-def _made(kind: str, finding: Finding) -> str:
-    return f"{kind}({_settings(finding)})"
-
-
 def _settings(finding: Finding) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in finding.settings.items()).replace("'", '"')
+    given = [f"{key}={value!r}" for key, value in finding.settings.items()]
+    if "chance" in finding.settings.values():  # the loss of a guess, which depends on how many classes there are
+        given.append("num_classes=num_classes")
+    return ", ".join(given).replace("'", '"')

@@ -1,0 +1,229 @@
+"""`halfway.advise` from end to end, on an invented clock, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import halfway
+from halfway.advice import Advice, advice, advise
+from halfway.advice.evidence import Evidence
+
+from .invented import Ticking, controls, evidence, method, net, pairs, rung, takes_a_second, takes_time
+
+
+@pytest.fixture(autouse=True)
+def _invented_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    Ticking.time, Ticking.tick = 0.0, 0.01
+    monkeypatch.setattr(advice, "Clock", Ticking)
+
+
+def advised(known: Evidence | None = None, time: Any = takes_time, **more: Any) -> Advice:
+    """On a net whose last layer takes one second per sample: steps of 8 s, of which half is saved."""
+    model = net()
+    model[5].register_forward_pre_hook(time)  # type: ignore[operator]
+    given: dict[str, Any] = {"epochs": 20, "seconds": 1000, "evidence": known or Evidence(), "loader": pairs()}
+    return advise(model, **{**given, **more})
+
+
+EVERYWHERE = {"last_loss_hard": method("last_loss_hard", (0.9, 0.4, 1.4)), "no": method("density", (-1.0, -1.5, -0.5))}
+
+
+def everywhere(random_over_shorter: float, which: str) -> Evidence:
+    """The same on rungs of every share."""
+    arms = (*controls(random_over_shorter), EVERYWHERE[which])
+    return evidence(*(rung(f"rung-{i}", i / 4, *arms) for i in range(5)))
+
+
+def test_it_is_a_name_of_the_package_that_is_imported_when_asked_for() -> None:
+    assert halfway.advise is advise
+    assert "advise" in halfway.__all__
+    with pytest.raises(AttributeError, match="advize"):
+        _ = halfway.advize
+
+
+def test_the_users_model_optimizer_loader_and_generators_are_left_as_they_were() -> None:
+    data = TensorDataset(torch.randn(48, 4), torch.randint(3, (48,)))
+    loader = DataLoader(data, 8, shuffle=True)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    F.cross_entropy(model(data.tensors[0]), data.tensors[1]).backward()
+    optimizer.step()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    random = torch.get_rng_state()
+    expected = list(loader)
+    torch.set_rng_state(random)
+
+    advise(model, loader, epochs=5, optimizer=optimizer, seconds=8)
+
+    assert torch.equal(torch.get_rng_state(), random)
+    for mine, theirs in zip(loader, expected, strict=True):
+        assert torch.equal(mine[0], theirs[0])
+    assert model.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for key, value in weights.items():
+        assert torch.equal(model.state_dict()[key], value), key
+    for p, g in zip(model.parameters(), gradients, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, g)
+    now = optimizer.state_dict()
+    assert now["param_groups"] == state["param_groups"]
+    for i, entry in state["state"].items():
+        assert torch.equal(now["state"][i]["momentum_buffer"], entry["momentum_buffer"])
+
+
+def test_regime_costs_and_savings_come_from_the_trials() -> None:
+    found = advised()
+    assert found.costs.random_time == pytest.approx(0.5, rel=0.01)
+    assert found.costs.waiting < 0.01
+    assert found.steps == 20 * 6
+    assert found.seconds == pytest.approx(120 * 8, rel=0.01)
+    assert found.saved == pytest.approx(60 * 8, rel=0.02)
+    assert found.regime.low == min(found.fewer_passes.small, found.fewer_images.small)
+    assert found.regime.high == max(found.fewer_passes.small, found.fewer_images.small)
+    assert found.fewer_passes.passes is not None
+    assert found.fewer_passes.passes < 20 == found.fewer_images.passes
+    assert {cut.name for cut in found.cuts} >= {"0", "3"}
+
+
+def test_no_evidence_gives_costs_alone_and_says_so() -> None:
+    found = advised()
+    assert found.recommendation.kind == "no evidence"
+    text = str(found)
+    assert "No evidence on methods" in text
+    assert "Nothing is known about what is lost in accuracy" in text
+    assert "points" not in text
+    assert 'halfway.ForwardBlocker(model, None, prune_ratio=0.5, selector="random")' in text
+
+
+def test_random_with_what_is_likely_lost_in_one_sentence_with_n_intervals_and_scale() -> None:
+    found = advised(everywhere(1.0, "no"))
+    assert found.recommendation.kind == "random"
+    sentence = " ".join(str(found).split()).partition("Likely lost")[2].partition("images).")[0]
+    for part in ("reduced scale", "n = 5", "-1.50 [-2.00, -1.00] points to full data", "to fewer epochs at equal cost"):
+        assert part in sentence
+
+
+def test_fewer_epochs_instead() -> None:
+    found = advised(everywhere(-1.0, "no"), epochs=31)
+    assert str(found).startswith("Train for fewer epochs instead.")
+    assert found.lines.startswith("epochs = 16  # instead of 31")
+
+
+def test_a_method_with_the_lines_it_needs_and_where_it_lost() -> None:
+    known = everywhere(-1.0, "last_loss_hard")
+    worse = rung("wrong-labels", 0.5, *controls(1), method("last_loss_hard", (-3.0, -4.0, -2.0)), ladder="")
+    found = advised(Evidence((*known.rungs, worse)))
+    assert found.recommendation.kind == "method"
+    assert 'selector="last_loss_hard"' in found.lines
+    assert "blocker(x, y, ids=ids)" in found.lines
+    assert "blocker.observe(losses)" in found.lines
+    assert "it lost against the better control on wrong-labels: -3.00 [-4.00, -2.00] (n = 5)" in " ".join(
+        str(found).split()
+    )
+
+
+def test_steps_that_get_no_shorter_are_not_pruned() -> None:
+    found = advised(everywhere(1.0, "no"), time=takes_a_second)
+    assert str(found).startswith("Do not prune.")
+    assert found.lines == ""
+    assert found.saved is None
+
+
+def test_where_loading_takes_the_time_it_is_pruned_before_loading() -> None:
+    class Slow(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                Ticking.time += 32
+                yield batch
+
+    found = advised(everywhere(1.0, "no"), loader=Slow(pairs()), seconds=4000)
+    assert found.costs.waiting == pytest.approx(0.8, rel=0.02)
+    assert found.recommendation.time == pytest.approx(0.5, rel=0.02)
+    assert "halfway.PrunedBatchSampler(dataset, batch_size, 0.5, selector=" in found.lines
+    assert "80% of the time was spent on waiting for data" in str(found)
+
+
+def test_the_cut_that_is_timed_is_the_one_asked_for_or_a_usual_one() -> None:
+    assert advised(at="3").at == "3"
+    usual = advised()
+    shares = {cut.name: cut.shallow_share for cut in usual.cuts}
+    assert usual.at is not None
+    assert shares[usual.at] == max([s for s in shares.values() if s <= 0.1], default=min(shares.values()))
+
+
+def test_inputs_with_names_a_scalar_loss_and_progress() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, values: Tensor, scale: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.second(torch.relu(self.first(values)) * scale)}
+
+    loader = [({"values": x, "scale": torch.ones(len(x), 1)}, y) for x, y in pairs()]
+    said: dict[str, float] = {}
+    found = advise(
+        Named(),
+        loader,
+        epochs=3,
+        seconds=8,
+        loss_fn=lambda out, y: F.cross_entropy(out["logits"], y, label_smoothing=0.1),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        progress=lambda what, done: said.update({what: done}),
+    )
+    assert said == {"fewer passes": 1.0, "fewer images": 1.0, "timing steps": 1.0}
+    assert found.fewer_passes.steps == 18
+
+
+def test_the_evidence_of_the_package_is_used_without_another() -> None:
+    found = advise(net(), pairs(), epochs=3, seconds=8)
+    assert found.about
+    assert "No optimizer was given" in str(found)
+
+
+# ------------------------------------------------------------------------ refusals
+
+
+class NoParameters(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": 0}, "epochs is the length of the planned training, at least 1"),
+        ({"epochs": float("nan")}, "at least 1"),
+        ({"prune_ratio": 0}, "prunes nothing; take one such as 0.5"),
+        ({"prune_ratio": 1.0}, r"must be in \[0, 1\)"),
+        ({"seconds": 0}, "more than 0"),
+        ({"model": NoParameters()}, "has no parameters that need a gradient"),
+        ({"model": net().requires_grad_(False)}, "has no parameters that need a gradient"),
+        ({"model": nn.Linear(4, 3, device="meta")}, "move it to the training's"),
+        ({"model": nn.DataParallel(net())}, "use DistributedDataParallel"),
+        ({"loader": iter(pairs())}, "can be read only once; pass the DataLoader itself"),
+        ({"loader": 3}, "as a DataLoader does"),
+        ({"loader": {"x": 1}}, "as a DataLoader does"),
+        ({"loader": []}, "the loader yields no batch"),
+        ({"loader": [x for x, _ in pairs()]}, "pairs .* are needed"),
+        ({"loader": [{"x": x} for x, _ in pairs()]}, "pairs .* are needed"),
+        ({"loader": [(x, y.float()) for x, y in pairs()]}, "targets are no classes .* pass loss_fn="),
+        ({"loader": pairs(size=1)}, "prunes none of the 1 samples"),
+        ({"at": "layer9"}, "no module 'layer9'"),
+        ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "none of the model's parameters"),
+        ({"optimizer": "sgd"}, "a torch.optim.Optimizer or a function"),
+        ({"loss_fn": lambda out, y: out}, "a scalar or one loss per sample"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_fix(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"model": net(), "loader": pairs(), "epochs": 3, "seconds": 8, **change}
+    with pytest.raises((TypeError, ValueError), match=message):
+        advise(**given)
