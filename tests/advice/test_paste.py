@@ -43,27 +43,14 @@ def pasted(text: str) -> dict[str, Any]:
         "num_classes": 3,
         "loader": DataLoader(halfway.WithIds(DATA) if "ids in loader" in text else DATA, 8),
     }
-    head, loop, body = text.partition("for ")
-    exec(head, names)
-    if "batches" in names:
-        names["batches"].set_epoch(0)
-    if "sampler" in names:
-        names["sampler"].set_epoch(0)
-    training = [line for line in body.splitlines()[1:] if "observe" not in line]
-    observing = [line for line in body.splitlines()[1:] if "observe" in line]
-    header = f"{loop}{body.splitlines()[0]}" if loop else "for x, y, *_ in loader:"
-    names["F"], names["seen"] = F, []
-    body = "\n".join(
-        [
-            header,
-            *training,
-            "    losses = F.cross_entropy(model(x), y, reduction='none')",
-            *observing,
-            "    losses.mean().backward()",
-            "    seen.append(len(x))",
-        ]
-    )
-    exec(body, names)
+    names |= {"epochs": 1, "F": F, "seen": []}
+    body, deep = [], " " * (len(text.splitlines()[-1]) - len(text.splitlines()[-1].lstrip()))
+    loss = f"{deep}losses = F.cross_entropy(model(x), y, reduction='none')"
+    for line in text.splitlines():
+        body += [loss, line] if "observe" in line else [line]
+    body += [] if loss in body else [loss]
+    body += [f"{deep}losses.mean().backward()", f"{deep}seen.append(len(x))"]
+    exec("\n".join(body), names)
     return names
 
 

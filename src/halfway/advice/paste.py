@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from ..samplers import SAMPLERS
+from ..samplers import SAMPLERS, EpochSampler
 from ..selectors import SELECTORS, Selector
 from .evidence import Finding
 from .recommend import Costs, Recommendation
 
-_WITH_IDS = "for x, y, ids in loader:  # of halfway.WithIds(dataset)"
 _AFTER = "# after the loss, one per sample"
 
 
 def lines(found: Recommendation, costs: Costs, at: str | None, epochs: float) -> str:
     """What to add or change; "" if nothing. Names that are the user's: model, dataset, targets, batch_size,
-    num_classes, losses (one per sample)."""
+    epochs, num_classes, losses (one per sample)."""
     if found.kind == "do not prune":
         return ""
     if found.kind == "fewer epochs":
@@ -23,7 +22,7 @@ def lines(found: Recommendation, costs: Costs, at: str | None, epochs: float) ->
     name = "random" if finding is None else finding.selector
     settings = "" if finding is None else _settings(finding)
     if name in SAMPLERS:
-        return _before_the_epoch(SAMPLERS[name].__name__, settings, costs.prune_ratio)
+        return _before_the_epoch(SAMPLERS[name], settings, costs.prune_ratio)
     kind = SELECTORS[name]
     chosen = f"halfway.selectors.{kind.__name__}({settings})" if settings else f'"{name}"'
     if costs.waits and kind.needs == "nothing":
@@ -36,7 +35,7 @@ def _in_the_batch(kind: type[Selector], chosen: str, prune_ratio: float, at: str
     ids = kind.wants_ids != "no"
     made = [
         f"blocker = halfway.ForwardBlocker(model, {cut}, prune_ratio={prune_ratio:g}, selector={chosen})",
-        _WITH_IDS if ids else "for x, y in loader:",
+        "for x, y, ids in loader:  # of halfway.WithIds(dataset)" if ids else "for x, y in loader:",
         f"    x, y = blocker(x, y{', ids=ids' if ids else ''})",
     ]
     if kind.wants_losses != "no":
@@ -54,17 +53,32 @@ def _before_loading(kind: type[Selector], chosen: str, prune_ratio: float) -> st
     ]
     if watches:
         made.append("batches.watch(model)")
+    made += ["for epoch in range(epochs):", "    batches.set_epoch(epoch)"]
+    made.append("    for x, y, ids in loader:" if learns else "    for x, y in loader:")
     if learns:
-        made += [_WITH_IDS, f"    batches.observe(ids, losses)  {_AFTER}"]
-    return "\n".join(made)
+        made.append(f"        batches.observe(ids, losses)  {_AFTER}")
+    return "\n".join([*made, "        ..."])
 
 
-def _before_the_epoch(kind: str, settings: str, prune_ratio: float) -> str:
+def _before_the_epoch(kind: type[EpochSampler], settings: str, prune_ratio: float) -> str:
     more = f", {settings}" if settings else ""
-    return (
-        f"sampler = halfway.samplers.{kind}(dataset, {prune_ratio:g}{more})\n"
-        "loader = DataLoader(dataset, batch_size, sampler=sampler)"
-    )
+    data, parts = "dataset", "x, y"
+    if kind.reweights:
+        data, parts = "halfway.samplers.WithWeights(dataset)", "x, y, ids, weights"
+    elif kind.learns:
+        data, parts = "halfway.WithIds(dataset)", "x, y, ids"
+    made = [
+        f"sampler = halfway.samplers.{kind.__name__}(dataset, {prune_ratio:g}{more})",
+        f"loader = DataLoader({data}, batch_size, sampler=sampler)",
+        "for epoch in range(epochs):",
+        "    sampler.set_epoch(epoch)",
+        f"    for {parts} in loader:",
+    ]
+    if kind.learns:
+        made.append(f"        sampler.observe(ids, losses)  {_AFTER}")
+    if kind.reweights:
+        made.append("        loss = (weights * losses).mean()")
+    return "\n".join([*made, "        ..."])
 
 
 def _settings(finding: Finding) -> str:
