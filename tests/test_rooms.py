@@ -15,13 +15,14 @@ PACKAGE = ROOT / "src" / "halfway"
 FILES = 12  # beside the folders, `__init__.py` and `py.typed` included
 # Lines of code, without comments, docstrings and blank lines. A room that needs more should give something up first.
 BUDGETS = {
+    "advice": 880,
     "batches": 445,
     "blocker": 480,
     "coresets": 1_280,
     "costs": 320,
     "engine": 2_870,
     "integrations": 370,
-    "lab": 9_210,
+    "lab": 9_450,
     "loading": 485,
     "samplers": 640,
     "selectors": 1_830,

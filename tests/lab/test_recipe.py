@@ -262,6 +262,7 @@ def test_a_ratio_may_change_in_the_course_of_the_run() -> None:
     assert recipe.prunes
     stepwise = tiny("prune_ratio={steps: {0: 0.0, 4: 0.5}}", "window=[0, 16]")
     assert [stepwise.ratios.at(epoch) for epoch in (3, 4)] == [0.0, 0.5]
+    assert stepwise.identity() != tiny("prune_ratio={steps: {0: 0.0, 5: 0.5}}", "window=[0, 16]").identity()
 
 
 def test_its_cost_is_the_mean_over_the_epochs() -> None:

@@ -117,7 +117,7 @@ def _table(
     write_whole(results.with_name("map.md"), page)
     print(f"written to {results.with_name('map.md')}")
     if extract is not None:
-        evidence.write(study, Path(extract))
+        evidence.write(study, len(entries), Path(extract))
         print(f"the evidence for `halfway advise` is in {extract}")
     if shown is None:
         print("no plot yet: it needs methods on rungs of a ladder, with both controls at their costs")

@@ -91,7 +91,7 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             out.update(flat(value, f"{prefix}{key}."))
         else:
-            out[prefix + key] = str(list(value)) if isinstance(value, (list, tuple)) else value
+            out[f"{prefix}{key}"] = str(list(value)) if isinstance(value, (list, tuple)) else value
     return out
 
 

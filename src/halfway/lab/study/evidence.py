@@ -1,7 +1,9 @@
 """What `halfway advise` knows about accuracy: a small extract of a study, for `advice.evidence`.
 
 A stage counts if it has the arm `full`, so that one which tunes learning rates does not. Of its arms those count that
-differ from their recipe in the method alone: a window or another learning rate is nothing that advice could paste.
+differ from their recipe in the method alone (a window or another learning rate is nothing that advice could paste), and
+that have two seeds or more. Results are only ever appended to a ledger, so the number of those that were read says
+which they are.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 from ..comparison.paired import Difference, difference, residual
 from ..files import write_whole
 from ..recipes import schema
-from ..recipes.methods import FULL
+from ..recipes.methods import FULL, settings_of
 from ..recipes.schema import Recipe
 from .arms import Arm, arms
 from .gains import Gain
@@ -27,14 +29,16 @@ _LAST_SHARE = 3  # the column of a curve, see `ledger`
 # What a rung was scored on, and where files were: neither belongs to the method.
 _EVALUATED = "data.evaluate"
 _FILES = ("losses", "model")
+_FEWEST_SEEDS = 2
 _DIGITS = 3
 
 
-def write(study: Study, path: Path) -> None:
+def write(study: Study, results: int, path: Path) -> None:
     """Write the extract as JSON, one finding per line."""
-    content = extract(study)
+    content = extract(study, results)
     rungs = [_rung_text(rung) for rung in content["rungs"]]
-    write_whole(path, f'{{"about": {json.dumps(content["about"])}, "rungs": [\n' + ",\n".join(rungs) + "\n]}\n")
+    head = f'{{"about": {json.dumps(content["about"])}, "results": {results}, "rungs": [\n'
+    write_whole(path, head + ",\n".join(rungs) + "\n]}\n")
 
 
 def _rung_text(rung: Mapping[str, Any]) -> str:
@@ -43,14 +47,14 @@ def _rung_text(rung: Mapping[str, Any]) -> str:
     return f' {head[:-1]}, "findings": [{findings}]}}'
 
 
-def extract(study: Study) -> dict[str, Any]:
-    """The extract, as plain values."""
+def extract(study: Study, results: int) -> dict[str, Any]:
+    """The extract, as plain values. results: how many the ledger had."""
     bases = dict.fromkeys(arm.base for members in study.arms.values() for arm in members if arm.entries)
     rungs = [_rung(study, base) for base in bases]
     entries = {e["key"]: e for members in study.arms.values() for arm in members for e in arm.entries.values()}
     dates = sorted(str(entry["date"]) for entry in entries.values())
     about = f"{len(entries)} runs, {dates[0]} to {dates[-1]}" if dates else ""
-    return {"about": about, "rungs": [rung for rung in rungs if rung["small"]]}
+    return {"about": about, "results": results, "rungs": [rung for rung in rungs if rung["small"]]}
 
 
 def _rung(study: Study, base: str) -> dict[str, Any]:
@@ -103,14 +107,13 @@ def _findings(found: Sequence[Gain]) -> list[dict[str, Any] | None]:
 
 
 def _finding(each: Gain, to_full: Difference | None) -> dict[str, Any] | None:
-    """None for an arm with a window, or with a ratio that changes."""
+    """None for an arm with a window, with a ratio that changes, or with a single seed."""
     arm, recipe = each.arm, each.arm.recipe
     start, stop = recipe.schedule.start, recipe.schedule.stop
     whole = not start and (stop is None or stop >= recipe.length)
-    if not whole or isinstance(recipe.prune_ratio, dict):
+    if not whole or isinstance(recipe.prune_ratio, dict) or to_full is None or to_full.n < _FEWEST_SEEDS:
         return None
     method = recipe.pruning
-    given = {} if method is None else {**recipe.method_settings, **method.preset}
     # A control has no gain over itself: the other one is its rival.
     rival = {"random": "shorter", "shorter": "random"}.get(arm.role, each.score.better)
     gain = each.score.differences.get(rival) if rival is not None else None  # type: ignore[call-overload]
@@ -118,16 +121,26 @@ def _finding(each: Gain, to_full: Difference | None) -> dict[str, Any] | None:
         "arm": arm.name,
         "role": arm.role,
         "selector": "" if method is None else method.implementation,
-        "settings": {key: value for key, value in given.items() if key not in _FILES},
+        "settings": _settings(recipe),
         "cut": recipe.cut if method is not None and method.needs == "features" else "",
         "prune_ratio": recipe.prune_ratio,
         "cost": round(arm.cost, _DIGITS),
         "to_full": _values(to_full),
         "gain": _values(gain),
         "better": rival,
-        "n": len(arm.scores) if to_full is None else to_full.n,
+        "n": to_full.n,
         "stage": "confirm" if recipe.data.evaluate == "test" else "screen",
     }
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Of the recipe's method, as far as they are not its defaults."""
+    method = recipe.pruning
+    if method is None:
+        return {}
+    defaults = settings_of(method.implementation)
+    given = {**recipe.method_settings, **method.preset}
+    return {key: value for key, value in given.items() if key not in _FILES and value != defaults.get(key)}
 
 
 def _values(d: Difference | None) -> list[float | None] | None:
