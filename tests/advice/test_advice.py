@@ -227,3 +227,10 @@ def test_what_cannot_work_is_refused_with_the_fix(change: dict[str, Any], messag
     given: dict[str, Any] = {"model": net(), "loader": pairs(), "epochs": 3, "seconds": 8, **change}
     with pytest.raises((TypeError, ValueError), match=message):
         advise(**given)
+
+
+def test_several_processes_are_refused_before_they_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="without torchrun"):
+        advise(net(), pairs(), epochs=3, seconds=8)

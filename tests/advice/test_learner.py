@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import halfway
 from halfway.advice.learner import Setup, called, factor_at, losses, moved, pair, peak_rate
 
 from .invented import CPU, net, pairs
@@ -34,6 +35,17 @@ def test_a_learner_takes_the_steps_that_the_users_own_loop_would() -> None:
         optimizer.zero_grad()
     for mine, theirs in zip(learner.model.state_dict().values(), model.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_copy_of_a_model_with_a_blocker_sees_whole_batches() -> None:
+    model, (batch, *_) = net(), pairs()
+    with halfway.ForwardBlocker(model, "0", 0.5):
+        blocked = setup(model, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)).learner()
+        assert len(blocked.step(batch, 1.0)) == len(batch[1])
+    plain = setup(model, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)).learner()
+    plain.step(batch, 1.0)
+    for mine, theirs in zip(blocked.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_gradients_are_clipped_as_torch_does() -> None:

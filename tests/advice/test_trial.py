@@ -85,6 +85,13 @@ def test_the_share_of_small_losses_and_the_mean_loss_in_closed_form(kind: str) -
     assert trial.loss == pytest.approx(-0.3 * math.log(0.95) - 0.7 * math.log(0.05))
 
 
+@pytest.mark.parametrize(("probability", "share"), [(0.91, 0.5), (0.90, 0.0)])
+def test_a_loss_is_small_below_a_tenth(probability: float, share: float) -> None:
+    """-ln 0.91 is 0.094, and -ln 0.90 is 0.105."""
+    loader, model = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))] * 2, frozen([probability, 1 - probability])
+    assert passes(loader, model=model, rate=0.0)[0].small == pytest.approx(share)
+
+
 def test_only_the_last_tenth_of_the_steps_counts() -> None:
     def learnable(count: int) -> Iterator[tuple[Tensor, Tensor]]:
         draw = torch.Generator().manual_seed(1)

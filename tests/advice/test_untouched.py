@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
 
 import halfway
 from halfway.advice.untouched import untouched
@@ -47,7 +47,25 @@ def pruned_batches() -> Any:
     return DataLoader(Augmented(), batch_sampler=batches)
 
 
+class Counting(Sampler[int]):
+    """Goes on where it stopped, also in the next epoch."""
+
+    position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(24):
+            self.position += 1
+            yield self.position % 24
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
 LOADERS = {
+    "sampler with a state": lambda: DataLoader(Augmented(), 4, sampler=Counting()),
     "global generator": lambda: DataLoader(Augmented(), 4, shuffle=True),
     "own generator": own_generator,
     "sampler": sampler_with_generator,

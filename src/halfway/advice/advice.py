@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -182,6 +183,9 @@ def _two_samples(x: Any) -> tuple[Any, ...]:
 
 
 def _check(loader: Any, epochs: Any, prune_ratio: Any, seconds: Any) -> None:
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        # By its own clock each would take another number of steps, and wait for the others in vain.
+        raise ValueError("advise tries a training in one process; call it in a script of its own, without torchrun")
     if not 1 <= number("epochs", epochs) < math.inf:
         raise ValueError(f"epochs is the length of the planned training, at least 1, got {epochs!r}")
     if not share("prune_ratio", prune_ratio):
