@@ -30,14 +30,14 @@ ARMS = {
 }
 
 
-def study(folder: Path, arms: dict[str, Any], **changes: Any) -> Path:
+def study(folder: Path, arms: dict[str, Any], seeds: int = 1, **changes: Any) -> Path:
     """A study of a small recipe, both in the folder."""
     import yaml
 
     settings = {"data": {"train_samples": 160, "test_samples": 40}, "model": {"options": SMALL["model.options"]}}
     content = {"extends": "tiny-cifar10", **settings, "batch_size": 32, "window": [0, None], **changes}
     (folder / "small.yaml").write_text(yaml.safe_dump(content))
-    stage = {"recipes": [str(folder / "small.yaml")], "seeds": [1], "arms": arms}
+    stage = {"recipes": [str(folder / "small.yaml")], "seeds": list(range(1, seeds + 1)), "arms": arms}
     (folder / "study.yaml").write_text(yaml.safe_dump({"stages": {"one": stage}}, sort_keys=False))
     return folder / "study.yaml"
 
@@ -65,7 +65,7 @@ def test_results_are_those_of_the_runs_and_a_failure_stops_no_other(
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == [runs["too hot"].key], "finished ones are gone"
     alone = trained(runs["half"].recipe)
     entry = entries["half"]
-    with alone._statistics():
+    with alone.evaluation.statistics(alone.model):
         found = alone.task.evaluate(alone.model, alone.data.test, torch.device("cpu"))
         seen = alone.task.evaluate(alone.model, alone.data.trained_on, torch.device("cpu"), limit=1)
     assert (entry["score"], entry["test_loss"]) == (found.score, pytest.approx(found.loss))
@@ -82,19 +82,22 @@ def test_results_are_those_of_the_runs_and_a_failure_stops_no_other(
 
 def test_ctrl_c_keeps_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
     # One round, so that no checkpoint is written between the first and the one of the interruption.
-    path = study(tmp_path, {"full": {}}, length=60, log_every=60)
+    path = study(tmp_path, {"full": {}}, length=40, log_every=40)
     (run,) = plan.runs("one", plan.read(path)["one"], "synthetic")
     checkpoint = tmp_path / "runs" / run.key / "last.pt"
+    # So many that their queue is never empty: a process that waits for it would not end.
+    study(tmp_path, {"full": {}}, seeds=200, length=40, log_every=40)
     command = [sys.executable, "-m", "halfway", *words(path, "--workers", "1")]
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
         _wait_for(checkpoint.exists, process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        assert process.wait() == 130
+        assert process.wait(60) == 130
     assert not (tmp_path / "runs.jsonl").exists()
     step = torch.load(checkpoint, weights_only=True)["step"]
-    assert 0 < step < 300
+    assert 0 < step < 200
+    study(tmp_path, {"full": {}}, length=40, log_every=40)
     assert main(words(path)) == 0
     (entry,) = ledger.read(tmp_path / "runs.jsonl")
     whole = trained(run.recipe)

@@ -45,8 +45,7 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
     for _ in range(workers):
         waiting.put(_STOP)
     processes = [
-        context.Process(target=_work, args=(waiting, done, folder, command), daemon=True)
-        for _ in range(min(workers, len(runs)))
+        context.Process(target=_work, args=(waiting, done, folder, command)) for _ in range(min(workers, len(runs)))
     ]
     failed = 0
     with _one_thread_each(), _interruptible(), Bar(len(runs), "runs", "run") as bar:
@@ -64,6 +63,7 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
                     bar.say(f"{run.label}: {entry['score']:.2f} %")
                 bar.update()
         except BaseException:
+            waiting.cancel_join_thread()  # else this process would wait until what is left in the queue is taken
             for process in processes:  # each stops after its step and keeps a checkpoint
                 with contextlib.suppress(ProcessLookupError, TypeError):
                     os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
@@ -117,6 +117,10 @@ def _work(waiting: Any, done: Any, folder: Path, command: str) -> None:
 
 
 def _taken(waiting: Any) -> Any:
+    """The next run; none if the study is interrupted, or its own process is gone and would keep no results."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        return _STOP
     try:
         return waiting.get()
     except KeyboardInterrupt:
