@@ -85,14 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
     left = []
     for name in wanted:
         runs = plan.runs(name, stages[name], arguments.data)
-        for each in {(run.base, run.arm): run for run in runs}.values():
-            loop.check(each.recipe)
         missing = todo(runs, results)
         print(f"stage {name}: {len({run.key for run in runs})} runs, {len(missing)} to do", flush=True)
         left += missing
     left = list({run.key: run for run in left}.values())
     if arguments.list or not left:
         return 0
+    for each in {(run.base, run.arm): run for run in left}.values():  # before anything is trained
+        loop.check(each.recipe)
     failed = carry_out(left, Path(arguments.out), results, arguments.workers, session.command_line())
     print(f"{len(left) - failed} runs are in {results}" + (f"; {failed} failed" if failed else ""))
     return 1 if failed else 0
