@@ -93,8 +93,8 @@ class Task:
             limit: stop after this many batches; 0: all.
         """
         metric = self.metric().to(device)
-        # Sum of the losses, how many are small, and of how many images.
-        totals = torch.zeros(3, dtype=torch.float64)
+        # Of each batch: sum of the losses, how many are small, of how many images. Read at the end: nothing waits.
+        sums: list[Tensor] = []
         was_training = model.training
         model.eval()
         rank, ranks = rank_and_size()
@@ -109,17 +109,20 @@ class Task:
                         predicted, losses_B = self.predict(model, laid_out(x, self.recipe), y, scales)
                     metric.update(predicted, y)
                     if losses_B is not None:
-                        sums = (losses_B.double().sum(), (losses_B < SMALL_LOSS).sum(), torch.tensor(len(x)))
-                        totals += torch.stack([s.double().cpu() for s in sums])
+                        small_B = (losses_B < SMALL_LOSS).float()
+                        sums.append(
+                            torch.stack([losses_B.float().sum(), small_B.sum(), torch.ones_like(small_B).sum()])
+                        )
                     bar.update(len(x))
             score = 100 * float(metric.compute())
         finally:
             model.train(was_training)
+        total_3 = torch.stack(sums).cpu().double().sum(0) if sums else torch.zeros(3, dtype=torch.float64)
         if ranks > 1:
-            on_device = totals.to(device)
+            on_device = total_3.float().to(device)
             dist.all_reduce(on_device)
-            totals = on_device.cpu()
-        total, small, images = totals.tolist()
+            total_3 = on_device.cpu()
+        total, small, images = total_3.tolist()
         return Scored(score, total / images, small / images) if images else Scored(score, None, None)
 
 
