@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from halfway.engine import ops
 from tests.helpers import matrix
 
 # One thread per process, also in those that tests start: several tests run side by side, and multi-threaded processes
@@ -18,24 +19,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 _seen: list[matrix.Row] = []
+_ran: list[tuple[str, str, str]] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--programs", type=int, default=200, help="random programs in the fuzz test (default 200)")
+    parser.addoption("--programs", type=int, default=100, help="random programs in the fuzz test (default 100)")
     parser.addoption("--matrix", type=Path, help="write the table of features that were seen into this page")
     parser.addoption("--zoo-matrix", type=Path, help="write the table of the model zoo into this page")
+    parser.addoption("--cuda-matrix", type=Path, help="write the table of what CUDA would run into this page")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and report.passed:
         _seen.extend(matrix.Row(*value) for name, value in report.user_properties if name == "feature")
+        _ran.extend(tuple(value) for name, value in report.user_properties if name == "operation")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    for option, write in (("--matrix", matrix.write), ("--zoo-matrix", matrix.write_zoo)):
+    for option, write in (
+        ("--matrix", lambda page: matrix.write(page, _seen)),
+        ("--zoo-matrix", lambda page: matrix.write_zoo(page, _seen)),
+        ("--cuda-matrix", lambda page: matrix.write_operations(page, _ran)),
+    ):
         page = session.config.getoption(option)
         if page is not None and not hasattr(session.config, "workerinput"):
-            write(page, _seen)
+            write(page)
 
 
 @pytest.fixture
@@ -44,6 +52,17 @@ def feature(record_property: Callable[[str, Any], None]) -> Callable[..., None]:
 
     def record(group: str, name: str, outcome: Any, **zoo: str) -> None:
         record_property("feature", tuple(matrix.row(group, name, outcome, **zoo)))
+
+    return record
+
+
+@pytest.fixture
+def cuda_operation(record_property: Callable[[str, Any], None]) -> Callable[..., None]:
+    """`cuda_operation(model, operations)` in a test: they become rows of the table of what CUDA would run."""
+
+    def record(model: str, seen: list[Any]) -> None:
+        for each in seen:
+            record_property("operation", (each.name, ops.traits(each.func).kind, model))
 
     return record
 

@@ -61,8 +61,8 @@ def kill_and_resume(folder: Path, at: int, save_every: int, undisturbed: dict[st
     assert_identical(torch.load(folder / "final.pt", weights_only=True), undisturbed)
 
 
-# Also at the very first step, at the last one of an epoch, and at the first of the next.
-KILLS = [0, resumable.STEPS_PER_EPOCH - 1, resumable.STEPS_PER_EPOCH, *random.Random(0).sample(range(1, TOTAL), 2)]
+# Also at the very first step, and at the first of an epoch.
+KILLS = [0, resumable.STEPS_PER_EPOCH, random.Random(0).randrange(1, TOTAL)]
 
 
 @pytest.mark.parametrize("at", KILLS)

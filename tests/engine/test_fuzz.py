@@ -122,7 +122,7 @@ def train_in_processes(rank: int, programs: int) -> tuple[int, int]:
 
 
 def test_random_programs_train_exactly_in_two_processes(request):
-    programs = max(40, request.config.getoption("--programs") // 10)
+    programs = max(20, request.config.getoption("--programs") // 10)
     for replayed, recomputed in processes.run(2, train_in_processes, programs, timeout=60 + programs):
         assert replayed > programs
         assert recomputed

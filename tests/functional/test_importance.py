@@ -154,3 +154,13 @@ def test_duplicates_are_pruned_before_isolated_samples():
         retained = PF.retain(scores, PF.retained_count(16, 0.5)).tolist()
         assert len(retained) == 8
         assert {5, 6, 14, 15} <= set(retained)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_all_finite_finds_a_single_value_that_is_not(dtype: torch.dtype, bad: float) -> None:
+    largest = torch.finfo(dtype).max
+    values = torch.tensor([[largest, -largest], [0.0, 1.0]], dtype=dtype)  # their sum and products would overflow
+    assert PF.all_finite(values)
+    values[1, 0] = bad
+    assert not PF.all_finite(values)

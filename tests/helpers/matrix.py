@@ -14,6 +14,9 @@ from halfway import Stats, __version__
 
 _BEGIN, _END = "<!-- matrix: written by `make matrix` -->", "<!-- end of the matrix -->"
 _ZOO_BEGIN, _ZOO_END = "<!-- zoo: written by `make zoo-matrix` -->", "<!-- end of the zoo -->"
+_CUDA_BEGIN, _CUDA_END = "<!-- operations: written by `make cuda-matrix` -->", "<!-- end of the operations -->"
+# So many models are named beside an operation.
+_NAMED = 5
 _GRID = (
     "Every selector in every trainer, with the ids it needs and the losses it learns from. *replay*: as above; "
     "*works*: it decides before the model runs, so there is nothing to replay."
@@ -96,6 +99,18 @@ def zoo(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
+def operations(seen: Iterable[tuple[str, str, str]]) -> str:
+    """(operation, kind, model) that ran on fake CUDA tensors, as a table."""
+    models: dict[tuple[str, str], list[str]] = {}
+    for name, kind, model in sorted(set(seen)):
+        models.setdefault((kind, name), []).append(model)
+    lines = ["| operation | kind | models |", "|---|---|---|"]
+    for (kind, name), of in sorted(models.items()):
+        more = f" and {len(of) - _NAMED} more" if len(of) > _NAMED else ""
+        lines.append(f"| `{name}` | {kind} | {', '.join(of[:_NAMED])}{more} |")
+    return "\n".join(lines)
+
+
 def _line(name: str, cells: Iterable[str]) -> str:
     return f"| {' | '.join([name, *cells])} |"
 
@@ -120,10 +135,15 @@ def write_zoo(page: Path, rows: list[Row]) -> None:
     _replace(page, _ZOO_BEGIN, _ZOO_END, zoo(rows))
 
 
-def _replace(page: Path, begin: str, end: str, body: str) -> None:
+def write_operations(page: Path, seen: list[tuple[str, str, str]]) -> None:
+    """Replace the table of what CUDA would run in the page, and nothing else."""
+    _replace(page, _CUDA_BEGIN, _CUDA_END, operations(seen), "fake CUDA tensors")
+
+
+def _replace(page: Path, begin: str, end: str, body: str, on: str = "a CPU") -> None:
     text = page.read_text()
     if begin not in text or end not in text:
         raise ValueError(f"{page} has no place for the matrix, which goes between {begin!r} and {end!r}")
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
-    page.write_text(f"{before}{begin}\n\nSeen with {versions()}, on a CPU.\n\n{body}\n\n{end}{after}")
+    page.write_text(f"{before}{begin}\n\nSeen with {versions()}, on {on}.\n\n{body}\n\n{end}{after}")

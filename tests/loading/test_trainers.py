@@ -164,7 +164,7 @@ def _accelerate_on(rank: int, selector: str) -> Any:
     return steps, parameters, batches.state_dict()["epoch"]["retained"]
 
 
-@pytest.mark.parametrize("selector", ["random", "last_loss"])
+@pytest.mark.parametrize("selector", [pytest.param("random", marks=pytest.mark.slow), "last_loss"])
 def test_accelerate_gives_every_process_other_batches_of_one_draw(selector: str) -> None:
     (steps_0, parameters_0, drawn_0), (steps_1, parameters_1, drawn_1) = processes.run(2, _accelerate_on, selector)
     assert torch.equal(drawn_0, drawn_1), "every process walks all batches"

@@ -6,9 +6,11 @@ running_var, ...) and returns (output, mean, inverse standard deviation, ...).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -63,16 +65,43 @@ def momentum(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 class WithoutCudnn(TorchFunctionMode):
-    """Has `F.batch_norm` use PyTorch's own kernel.
+    """Has `F.batch_norm` use PyTorch's own kernel where the probe has used that of cuDNN or MIOpen.
 
-    cuDNN's keeps a reserve for its backward pass that only its own forward can make, so a replay on CUDA cannot use
-    it. Reasoned from the sources, never run on a GPU.
+    Theirs keep a reserve for their backward pass that only their own forward can make, so a replay cannot use them.
+    PyTorch's own is called by its name: otherwise an empty reserve is made for it, one operation more than the probe
+    has run.
+
+    Args:
+        recorded: which operation comes next on the tape; None: none.
     """
 
+    def __init__(self, recorded: Callable[[], Any]) -> None:
+        super().__init__()
+        self._recorded = recorded
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.batch_norm and len(args) == 9:
-            args = (*args[:8], False)
+        # A mode does not see what happens within a function that it was shown: torch.batch_norm in F.batch_norm.
+        own = _OWN.get(func)
+        if own is not None and self._recorded() in _WITH_A_RESERVE:
+            return own(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _own(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+
+
+_OWN = {F.batch_norm: _own, torch.batch_norm: lambda *args: torch.native_batch_norm(*args[:8])[0]}
+_WITH_A_RESERVE = (aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
 
 
 def trains(traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

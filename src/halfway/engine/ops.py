@@ -30,13 +30,22 @@ _EXPENSIVE = (
     *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"),
     *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
     *("_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math_for_mps"),
-    *("_flash_attention_forward", "_efficient_attention_forward"),
-    *("_softmax", "gelu"),
+    *("_flash_attention_forward", "_efficient_attention_forward", "_cudnn_attention_forward"),
+    *("_softmax", "_safe_softmax", "gelu"),
     *("max_pool2d_with_indices", "max_pool3d_with_indices", "mkldnn_max_pool2d"),
 )
 _BATCH_NORM = (
     *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
     *("_native_batch_norm_legit", "_batch_norm_with_update"),
+)
+# Cheap after a look at each, not for want of a list: it reads its input about once and writes its output once, as
+# cutting a recording would. (Whatever works element by element, or only looks at its input in another way, is cheap by
+# its tags and its schema.)
+_CHEAP = (
+    *("native_layer_norm", "native_group_norm", "_fused_rms_norm", "linalg_vector_norm", "hardswish", "glu"),
+    *("mean", "sum", "var_mean", "amax", "avg_pool2d", "_adaptive_avg_pool2d"),
+    *("copy", "roll", "repeat", "constant_pad_nd", "index"),
+    *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
 )
 _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
 # Operations whose outputs depend on the shapes of their inputs, not on values; EMPTY ones are not even set.
@@ -65,7 +74,13 @@ _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd
 
 def _overloads(names: tuple[str, ...]) -> frozenset[Any]:
     packets = (getattr(aten, name, None) for name in names)
-    return frozenset(packet.default for packet in packets if packet is not None)
+    return frozenset(
+        getattr(packet, overload)
+        for packet in packets
+        if packet is not None
+        for overload in packet.overloads()
+        if not overload.endswith("out")
+    )
 
 
 EXPENSIVE = _overloads(_EXPENSIVE)
@@ -160,6 +175,22 @@ def _traits(func: Any) -> Traits:
     )
 
 
+def known(func: Any) -> bool:
+    """Whether its kind is no guess: it is in a list of this file, or its tags and its schema tell."""
+    found = traits(func)
+    if found.kind != "cheap" or found.refusal or found.logged is None or found.value_free:
+        return True
+    if found.opaque:
+        return False
+    name = func._schema.name.removeprefix("aten::").rstrip("_")
+    listed = name in _CHEAP or name in _STRUCTURAL or name in _RESHAPING
+    return listed or torch.Tag.pointwise in func.tags or _views(func)
+
+
+def _views(func: torch._ops.OpOverload) -> bool:
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
 def _item(argument: Any) -> str:
     """The type of an argument without "optional"; of a list, that of its entries, if they are no tensors."""
     found = str(argument.type).replace("Optional[", "").rstrip("]")
@@ -200,8 +231,7 @@ def _written(func: torch._ops.OpOverload) -> tuple[int | str, ...]:
 
 
 def _dim(func: torch._ops.OpOverload, name: str) -> str:
-    views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-    if views or name in _STRUCTURAL:
+    if _views(func) or name in _STRUCTURAL:
         return ""
     names = [a.name for a in func._schema.arguments]
     return next((n for n in ("dim", "dims") if n in names), "")

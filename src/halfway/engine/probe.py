@@ -115,7 +115,7 @@ class Prober:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.cut.hooked(stop, watched))
                 # Where anything is new, everything the model holds is looked at, and which modules take part.
-                new = self.footprint.refresh() or self._look_again
+                new = self.footprint.refresh() or self._look_again or size not in self._programs
                 touched: set[int] = set()
                 if new:
                     self.footprint.watch_all()
@@ -159,9 +159,15 @@ class Prober:
         """Note on the tape why it cannot be replayed, if anything about this model or pass says so."""
         tape = recorder.tape
         if self.cut.compiled:
-            tape.refuse("the model is compiled (compile only its deep part to replay)")
+            tape.refuse("the model is compiled (to replay, use halfway.compile(model, at=...) instead)")
+        elif self.footprint.compiled and self.cut.at_output:
+            tape.refuse(
+                "parts of this model are compiled, and all of it runs before its output (compile all or nothing)"
+            )
+        elif self.footprint.compiled and self._look_again:
+            tape.refuse("this batch took a new path through the model, and what it passed may be compiled")
         elif self.footprint.compiled:
-            tape.refuse("the shallow part is compiled (compile only the deep part to replay)")
+            tape.refuse("the shallow part is compiled (to replay, use halfway.compile(model, at=...) instead)")
         elif self.footprint.shards:
             # A rehearsal, or a replay that diverges, runs layers once more. On one rank alone that would be a hang.
             tape.refuse("the model is sharded by FSDP2, whose ranks must run every layer equally often")

@@ -61,7 +61,7 @@ class Replayer(Pass):
     def entered(self) -> Iterator[None]:
         """On the stack of modes until `leave`, or until an exception passes."""
         if self._indices.is_cuda:
-            self._circumstances.enter_context(batch_norm.WithoutCudnn())
+            self._circumstances.enter_context(batch_norm.WithoutCudnn(self._recorded_next))
         self.__enter__()
         try:
             yield
@@ -189,6 +189,10 @@ class Replayer(Pass):
             raise Diverged("the shallow part runs other operations than in the probe")
         self._tape.entries[i] = None
         return entry, self._plan.ops[i]
+
+    def _recorded_next(self) -> Any:
+        entry = self._tape.entries[self._cursor] if self._cursor < self._recorded else None
+        return None if entry is None else entry.func
 
     def _answer(self, func: Any, args: Any, kwargs: Any, entry: Entry, op: Op) -> Any:
         if op.shapes != shapes(args):

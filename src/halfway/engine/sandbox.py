@@ -80,9 +80,14 @@ class Pass(TorchDispatchMode):
 
     def undo(self) -> None:
         """Give all memory that outlasts the pass the bytes it had when the pass began."""
-        for changed, before in self._undo.values():
-            if isinstance(before, Tensor) or changed.nbytes() == before.nbytes():  # FSDP2 takes back what it gathered
-                changed.copy_(before)
+        counters = [pair for pair in self._undo.values() if isinstance(pair[1], Tensor)]
+        if counters:  # one launch for all of them
+            torch._foreach_copy_([t for t, _ in counters], [before for _, before in counters])
+        for storage, before in self._undo.values():
+            if isinstance(before, Tensor):
+                continue
+            if storage.nbytes() == before.nbytes():  # FSDP2 takes back what it gathered
+                storage.copy_(before)
         self._undo.clear()
         for t, before in self._redirected:
             t.data = before

@@ -224,7 +224,11 @@ class Recorder(Pass):
     def _record_batch_norm(self, func: Any, traits: ops.Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # It is given copies of the running statistics, so the real ones only move when (and if) the step is replayed.
         running = args[3:5] if traits.running else ()
-        moved = [(None, None) if r is None else (r.clone(), r.clone()) for r in running]
+        kept = [r for r in running if r is not None]
+        # Times one, which is a copy: one launch for all of them.
+        copies = iter(torch._foreach_mul([*kept, *kept], 1) if kept else ())
+        befores = [None if r is None else next(copies) for r in running]
+        moved = [(before, None if before is None else next(copies)) for before in befores]
         out = batch_norm.forward(func, args, kwargs, [after for _, after in moved])
         self.tape.add(Entry(func, [out[1].detach(), out[2].detach()], self._given(args[1:3]), moved))
         return out

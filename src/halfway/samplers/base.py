@@ -140,13 +140,13 @@ class EpochSampler(Sampler[int]):
         self._warned = False
         as_json(self._config(), "sampler")  # an error now rather than at the first checkpoint
         self.ranks = Ranks(process_group, timeout, type(self).__name__, "observe losses")
+        self.ranks.agree(self._config())  # first: until then a rank may still be connecting to one that raises
         if self.retained_count < self.ranks.size:
             self.ranks.close()
             raise ValueError(
                 f"{self.retained_count} of {self.num_samples} samples are retained, but there are {self.ranks.size} "
                 "ranks; lower prune_ratio or use fewer ranks"
             )
-        self.ranks.agree(self._config())
 
     # ------------------------------------------------------- what a method does
 

@@ -97,7 +97,7 @@ class BalancedRemembered(Selector):
         finite_S = x_SD.isfinite().all(1)
         self._not_finite.note(~finite_S.all())
         x_SD = torch.where(finite_S.unsqueeze(1), F.pad(x_SD, (0, self.dim - x_SD.shape[1])), float("nan"))
-        self._features.write(ids, x_SD, candidates.ranks, candidates.size)
+        self._features.write(ids, x_SD, candidates.ranks, candidates.size, among=candidates.required_ids)
 
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
         if self._losses is not None:

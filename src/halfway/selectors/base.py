@@ -214,7 +214,7 @@ class Ranking(Selector):
     def finite_or_random(self, values_B: Tensor, candidates: Candidates) -> Tensor:
         """(B,) as they are; uniform random numbers for all samples if a single value is not finite."""
         chance_B = torch.rand(candidates.size, generator=candidates.generator, device=candidates.generator.device)
-        finite = values_B.isfinite().all()
+        finite = functional.all_finite(values_B)
         self._not_finite.note(~finite)
         return torch.where(finite, values_B, chance_B.to(values_B))
 

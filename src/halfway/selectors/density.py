@@ -75,7 +75,8 @@ class Density(Selector):
         self.estimator: DensityEstimator | None = None
         self.channel_dim = channel_dim
         self._channels = Channels(channel_dim)
-        self._represented: tuple[Candidates, Tensor] | None = None
+        # What a step looks at, computed once for choosing and learning.
+        self._represented: tuple[Candidates, Tensor, Tensor] | None = None
         # The share of the choice that the density made: in this step, and summed over steps.
         self._share: Tensor | None = None
         self._by_density: Tensor | None = None
@@ -85,7 +86,7 @@ class Density(Selector):
         self._channels.bind(layer_name, layer)
 
     def select(self, candidates: Candidates, count: int) -> Selection:
-        x_BD = self._represent(candidates)
+        x_BD, finite = self._represent(candidates)
         estimator = self._estimator_for(x_BD)
         estimator.settle()
         chance_B = torch.rand(candidates.size, generator=candidates.generator, device=x_BD.device, dtype=x_BD.dtype)
@@ -94,7 +95,6 @@ class Density(Selector):
         score_B = self.score(estimator, x_BD)
         importance_B = self.with_noise(score_B, candidates.generator)
         # A step with a value that is not finite prunes at random; finding out does not wait for the device.
-        finite = x_BD.isfinite().all()
         importance_B = torch.where(finite, importance_B, chance_B)
         retained_S = functional.retain(importance_B, count)
         self._share = torch.where(finite, _in_common(retained_S, score_B), 0.0)
@@ -121,9 +121,9 @@ class Density(Selector):
         if share is not None and retained is not None:  # here, so that a step that raised does not count
             self._by_density = share if self._by_density is None else self._by_density.to(share) + share
             self._choices += 1
-        x_BD = self._represent(candidates)
+        x_BD, finite = self._represent(candidates)
         # A bad row spoils the whole batch on all ranks, so that no rank and no step learns from half a batch.
-        x_BD = torch.where(x_BD.isfinite().all(), x_BD, float("nan"))
+        x_BD = torch.where(finite, x_BD, float("nan"))
         x_SD = x_BD if retained is None else x_BD.index_select(0, retained)
         self._estimator_for(x_BD).update(x_SD, candidates.ranks)
         self._represented = None
@@ -169,16 +169,17 @@ class Density(Selector):
         estimator.load_state_dict({"centroids": state["centroids"][:, :D], "counts": state["counts"]})
         self.estimator = estimator
 
-    def _represent(self, candidates: Candidates) -> Tensor:
-        """(B, D), computed once for choosing and learning."""
+    def _represent(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """(B, D), and () whether all of it is finite; computed once for choosing and learning."""
         if self._represented is not None and self._represented[0] is candidates:
-            x_BD = self._represented[1]
+            _, x_BD, finite = self._represented
             self._represented = None
-            return x_BD
+            return x_BD, finite
         features = candidates.required_features
         x_BD = functional.represent(features, self.dim, self._channels.axis_of(features))
-        self._represented = (candidates, x_BD)
-        return x_BD
+        finite = functional.all_finite(x_BD)
+        self._represented = (candidates, x_BD, finite)
+        return x_BD, finite
 
     def _estimator_for(self, x_BD: Tensor) -> DensityEstimator:
         if self.estimator is None:
@@ -198,6 +199,6 @@ def _in_common(retained_S: Tensor, score_B: Tensor) -> Tensor:
     B, S = len(score_B), len(retained_S)
     if S == B:
         return score_B.new_ones(())
-    alone_B = score_B.new_zeros(B).index_fill(0, functional.retain(score_B, S), 1.0)
+    alone_B = score_B.new_zeros(B).index_fill(0, score_B.topk(S, sorted=False).indices, 1.0)
     # Two random choices have S/B of their samples in common.
     return (alone_B.index_select(0, retained_S).mean() - S / B) / (1 - S / B)

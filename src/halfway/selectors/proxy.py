@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..batches.inputs import Call, targets_of
 from ..engine.flops import Meter
+from ..functional import all_finite
 from ..state.flags import StickyFlag
 from ..state.ranks import PendingSum, Ranks
 from .base import Candidates, OutputRanking
@@ -108,7 +109,8 @@ class Proxy(OutputRanking):
                 for p, g in zip(self._trained, gradients, strict=True)
             ]
             + [b.flatten().to(losses_S.dtype) for b in self._averaged()]
-            + [losses_S.new_tensor([call.size, 1.0])]
+            # Made on the device: a tensor of Python's numbers would be copied there, and waited for.
+            + [losses_S.new_full((1,), call.size), losses_S.new_ones(1)]
         )
         ranks = candidates.ranks
         if ranks.size == 1:
@@ -187,7 +189,7 @@ class Proxy(OutputRanking):
     def _step(self, total: Tensor) -> None:
         """SGD with the mean gradient of all ranks' samples."""
         samples, ranks = total[-2].clamp_min(1), total[-1].clamp_min(1)
-        finite = total.isfinite().all()
+        finite = all_finite(total)
         self._diverged.note(~finite)
         shared = [*self._trained, *self._averaged()]
         parts = iter(total[:-2].split([t.numel() for t in shared]))

@@ -155,7 +155,7 @@ class DensityEstimator(nn.Module):
         centroids, counts = functional.update_centroids(
             self.centroids, self.counts, sums, arrivals, self.beta, self.update_rule
         )
-        finite = centroids.isfinite().all()
+        finite = functional.all_finite(centroids)
         self.centroids.copy_(torch.where(finite, centroids, self.centroids))
         self.counts.copy_(torch.where(finite, counts, self.counts))
         self.refused.note(finite.logical_not())

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..functional import all_finite
 from ..settings import plain_settings
 from .flags import StickyFlag
 from .ranks import ALONE, PendingSum, Ranks
@@ -102,7 +103,7 @@ class OnlineHead:
             self._receive(pending.wait())
 
     def _receive(self, total: Tensor) -> None:
-        finite = total.isfinite().all()
+        finite = all_finite(total)
         self.refused.note(~finite)
         learns = finite & (total[-1, -1] > 0)
         average = total / total[-1, -1]

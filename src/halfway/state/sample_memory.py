@@ -26,8 +26,8 @@ class SampleMemory:
 
     Args:
         width: W.
-        num_samples: N, ids are 0..N-1. None lets the memory grow with the ids it meets; ids on an accelerator then
-            cost a wait for the device at every step, so pass ids on the CPU, or N.
+        num_samples: N, ids are 0..N-1. None lets the memory grow with the ids it meets; on an accelerator that costs a
+            wait for the device at every step if the ids are there too, or if several ranks write. So pass N.
         unknown: the value of samples that have not been written yet.
     """
 
@@ -67,7 +67,9 @@ class SampleMemory:
         known = self._values_NW.index_select(0, self._rows(ids.clamp_max(len(self) - 1)))
         return torch.where(beyond_B1, self.unknown, known)
 
-    def write(self, ids: Tensor, values: Tensor, ranks: Ranks = ALONE, batch_size: int = 0) -> None:
+    def write(
+        self, ids: Tensor, values: Tensor, ranks: Ranks = ALONE, batch_size: int = 0, among: Tensor | None = None
+    ) -> None:
         """Replace the rows of `ids` (B,) by `values` (B, W) or (B,), on all ranks; each must call this equally often.
 
         If an id occurs twice, the later row counts; if on two ranks, that of the higher rank. Values that are not
@@ -77,6 +79,8 @@ class SampleMemory:
         Args:
             batch_size: the size of the batch the ids were chosen from. Messages between ranks have room for the largest
                 first batch of any rank. Later batches may be smaller; larger ones must come on all ranks at once.
+            among: ids that `ids` were taken from. If they are on the CPU, a single rank's memory grows by these, for
+                which no device is waited.
         """
         self.settle()
         _check_type(ids)
@@ -85,8 +89,9 @@ class SampleMemory:
         if self._values_NW.device != values.device:
             self._values_NW = self._values_NW.to(values.device)
         if ranks.size == 1:
+            self._hold(among if among is not None and _on_host(among) else ids)
             if len(ids):
-                self._put(self._rows(ids, grow=True), values)
+                self._put(self._rows(ids), values)
             return
         self._make_room(max(len(ids), batch_size), ranks, values.device)
         # float64 is exact for ids and values alike. The first column marks the rows that are in use.
@@ -119,7 +124,8 @@ class SampleMemory:
         position = torch.arange(len(rows), device=rows.device)
         place = torch.where(used, position, torch.where(used, position, 0).argmax())
         ids, values = ids[place], rows[place, 2:].to(torch.float32)
-        known = self._rows(ids, grow=True)
+        self._hold(ids)
+        known = self._rows(ids)
         self._put(known, torch.where(used.any(), values, self._values_NW.index_select(0, known)))
 
     def _put(self, rows: Tensor, values: Tensor) -> None:
@@ -128,11 +134,9 @@ class SampleMemory:
         last = order[torch.searchsorted(sorted_rows, rows, right=True) - 1]
         self._values_NW.index_copy_(0, rows, values.index_select(0, last))
 
-    def _rows(self, ids: Tensor, grow: bool = False) -> Tensor:
-        """The ids as row numbers on the memory's device; with `grow` the memory grows to hold them, if it may."""
+    def _rows(self, ids: Tensor) -> Tensor:
+        """The ids as row numbers on the memory's device."""
         _check_type(ids)
-        if grow and self.num_samples is None and len(ids):
-            self._grow(int(ids.max()) + 1)
         outside = (ids < 0) | (ids >= len(self._values_NW))
         if _on_host(ids):
             if outside.any():
@@ -156,7 +160,11 @@ class SampleMemory:
             "(`halfway.WithIds` yields it)"
         )
 
-    def _grow(self, size: int) -> None:
+    def _hold(self, ids: Tensor) -> None:
+        """Grow to hold these ids, if the memory may. Waits for the device that they are on."""
+        if self.num_samples is not None or not len(ids):
+            return
+        size = int(ids.max()) + 1
         if size > _MOST:
             raise ValueError(self._range_error(size - 1))
         missing = size - len(self._values_NW)

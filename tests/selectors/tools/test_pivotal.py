@@ -87,7 +87,7 @@ def test_the_count_is_exact(size):
 def test_every_sample_is_drawn_equally_often(count, make):
     size, source = 13, generator(5)
     d = between(make(size, 3) if make is not clustered else clustered(size))
-    assert_equally_likely(drawn(lambda: pivotal(d, count, source), size, 700), count / size)
+    assert_equally_likely(drawn(lambda: pivotal(d, count, source), size, 400), count / size)
 
 
 def test_also_where_rounds_do_not_suffice(monkeypatch):
@@ -247,7 +247,7 @@ def test_a_duel_of_unequal_masses_is_a_fair_bet():
 
 @pytest.mark.parametrize(("count", "make"), [(5, clustered), (9, clustered), (4, randn), (4, torch.zeros)])
 def test_every_sample_is_drawn_with_its_own_probability(count, make):
-    size, source, draws = 13, generator(5), 700
+    size, source, draws = 13, generator(5), 400
     d = between(make(size, 3) if make is not clustered else clustered(size))
     p = unequal(size, count, seed=count)
     assert float(p.max() - p.min()) > 0.4

@@ -29,7 +29,7 @@ class LastLosses(SampleMemory):
         """Remember the losses (S,) of the retained rows."""
         self._not_finite.note(~losses.isfinite().all())
         ids = retained_rows(candidates.required_ids.to(losses.device, non_blocking=True), retained)
-        self.write(ids, losses, candidates.ranks, candidates.size)
+        self.write(ids, losses, candidates.ranks, candidates.size, among=candidates.required_ids)
 
     def check(self) -> None:
         super().check()
