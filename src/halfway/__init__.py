@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from . import coresets, functional, samplers, selectors
 from .batches.batch import WithIds
 from .blocker.blocker import ForwardBlocker
+from .blocker.compilation import compile
 from .costs.cost import cost
 from .costs.layers import layers
 from .errors import ReplayError
@@ -35,6 +36,7 @@ __all__ = [
     "Stats",
     "WithIds",
     "advise",
+    "compile",
     "coresets",
     "cost",
     "functional",

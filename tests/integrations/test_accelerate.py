@@ -19,6 +19,7 @@ import halfway
 from halfway import Density, ForwardBlocker
 from halfway.selectors import Balanced
 from tests.helpers import processes
+from tests.helpers.compiled import compiled_parts
 
 pytest.importorskip("accelerate")
 
@@ -96,6 +97,21 @@ def assert_same(one: nn.Module, other: nn.Module, **tolerance: float) -> None:
     for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, msg=name, **(tolerance or {"rtol": 0.0, "atol": 0.0}))
+
+
+def test_a_model_compiled_after_the_cut_is_replayed(feature) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = halfway.compile(Net(), at="stem", backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=16)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    blocker = block(accelerator, model, at="stem", prune_ratio=0.5, reuse="replay")
+    rows = train(accelerator, model, optimizer, loader, blocker)
+    expected, expected_rows = by_hand()
+    assert rows == expected_rows
+    assert_same(accelerator.unwrap_model(model), expected, rtol=1e-4, atol=1e-6)
+    assert compiled_parts(accelerator.unwrap_model(model)) == ["deep"]
+    feature(GROUP, "halfway.compile", blocker.stats)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -255,7 +271,7 @@ def test_two_processes_train_what_one_would_with_all_their_retained_samples(feat
     feature(GROUP, "DDP, 2 processes, accumulate", results[0][2])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_example_runs(ranks: int) -> None:
     pytest.importorskip("sklearn")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if ranks == 2 else []

@@ -23,6 +23,7 @@ import halfway
 from halfway.integrations.lightning import ForwardBlocking
 from tests import ROOT
 from tests.helpers import processes
+from tests.helpers.compiled import compiled_parts
 from tests.helpers.lightning_modules import (
     RATIO,
     CallsTheNet,
@@ -98,6 +99,18 @@ def test_in_mixed_precision_the_first_step_is_replayed_too(feature: Callable[...
     feature("Lightning", "precision bf16-mixed", stats_of(blocking))
 
 
+def test_a_network_compiled_after_the_cut_is_replayed(feature: Callable[..., None]) -> None:
+    module, blocking = Module(), ForwardBlocking("net.0", RATIO)
+    halfway.compile(module.net, at="0", backend="eager")
+    fit(module, blocking)
+    model, _ = by_hand()
+    for found, expected in zip(module.net.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert compiled_parts(module) == ["net.1"]
+    assert stats_of(blocking).steps_replayed == 8
+    feature("Lightning", "halfway.compile(module.net)", stats_of(blocking))
+
+
 def test_accumulation(feature: Callable[..., None]) -> None:
     module, blocking = Module(), ForwardBlocking("net.0", RATIO, reuse="replay")
     fit(module, blocking, accumulate_grad_batches=2)
@@ -155,7 +168,7 @@ def test_fast_dev_run(feature: Callable[..., None]) -> None:
 
 
 def test_the_example() -> None:
-    command = [sys.executable, str(EXAMPLE), "--steps", "2", "--devices", "2"]
+    command = [sys.executable, str(EXAMPLE), "--steps", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "steps_replayed=2, steps_recomputed=0" in done.stdout

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import halfway
 from tests.helpers import processes
+from tests.helpers.compiled import compiled_parts
 
 pytest.importorskip("transformers")
 
@@ -107,6 +109,14 @@ def test_a_compiled_model_is_recomputed(tmp_path: Path, feature) -> None:
     assert (stats.steps_replayed, stats.steps_recomputed) == (0, 4)
     assert "compiled" in next(iter(stats.recompute_reasons))
     feature(GROUP, "torch_compile=True", stats)
+
+
+def test_a_model_compiled_after_the_cut_is_replayed(tmp_path: Path, feature) -> None:
+    model = halfway.compile(vit(), at="vit.layers.0", backend="eager")
+    done = trained(tmp_path, model)
+    assert_as_by_hand(done)
+    assert compiled_parts(model) == ["vit.layers.1"]
+    feature(GROUP, "halfway.compile", done.blocker.stats)
 
 
 # ------------------------------------------------------------------------------------------------------- refused

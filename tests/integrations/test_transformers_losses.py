@@ -105,7 +105,13 @@ def make_selector(name: str) -> Any:
     return SELECTORS[name](torch.rand(SIZE)) if name.startswith("rho") else SELECTORS[name]()
 
 
-@pytest.mark.parametrize("name", [name for name in SELECTORS if name != "proxy"])
+EVERY_DAY = ("density", "random", "loss", "last_loss", "balanced_remembered", "early_exit")
+ROW = (pytest.mark.slow, pytest.mark.matrix)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EVERY_DAY else pytest.param(name, marks=ROW) for name in SELECTORS if name != "proxy"]
+)
 def test_every_selector_runs(name: str, tmp_path: Path, feature) -> None:
     cut = {"at": None} if SELECTORS[name].needs == "outputs" else {}
     done = trained(

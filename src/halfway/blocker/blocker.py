@@ -30,6 +30,7 @@ from ..selectors.earlier import config_today
 from ..settings import as_json, from_0, plain_settings, require_same_config
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
+from .compilation import to_be_compiled
 from .feedback import Feedback
 from .refusals import check_at, check_layer, check_model, check_root
 from .reminders import Reminders
@@ -125,6 +126,12 @@ class ForwardBlocker(Joinable):
                 warnings.warn(
                     f"the selector {self.selector.name!r} looks at the model's output, so the cut "
                     f"at={find_layer(self._root, at)[0]!r} is not used; pass at=None",
+                    stacklevel=3,
+                )
+            if to_be_compiled(self._root):
+                warnings.warn(
+                    f"the selector {self.selector.name!r} looks at the model's output, so nothing comes after the cut "
+                    "that could be compiled; use torch.compile(model) instead of halfway.compile",
                     stacklevel=3,
                 )
             cut = Cut(self._root, self._root, "the model's output", self._compiled, self._feedback.watched)

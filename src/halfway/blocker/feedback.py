@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.interception import Interception
+from ..modules import is_compiled
 from ..selectors import Candidates, Selector
 from ..selectors.tools.losses import per_sample
 
@@ -30,11 +31,11 @@ class Feedback:
         self._selector = selector
         self._root = root
         self.watched = selector.watches(root)
+        # The watched module, and those around it: if one of them is compiled, what enters it cannot be seen.
+        around = () if self.watched is None else root.modules()
+        self._around = [m for m in around if any(part is self.watched for part in m.modules())]
         if self.watched is not None and selector.needs == "nothing" and compiled:
-            raise TypeError(
-                f"the selector {selector.name!r} watches a layer, which a compiled model does not show; compile other "
-                "parts of the model only, or choose another selector"
-            )
+            raise self._not_shown()
         self._expected: tuple[Candidates, Tensor | None] | None = None
         self._noting: Interception | None = None
         self._told = False  # of the losses of this step
@@ -46,6 +47,8 @@ class Feedback:
         self._expected, self._told = (candidates, retained), False
         self._steps += 1
         if self.watched is not None and self._selector.needs == "nothing":
+            if any(map(is_compiled, self._around)):
+                raise self._not_shown()
             self._noting = Interception(self.watched, "_call_impl", self._entering)
 
     def forget(self) -> None:
@@ -95,6 +98,12 @@ class Feedback:
             with torch.no_grad(), torch.autocast(args[0].device.type, enabled=False):
                 self._selector.note(*expected, args[0].detach())
         return original(*args, **kwargs)
+
+    def _not_shown(self) -> TypeError:
+        return TypeError(
+            f"the selector {self._selector.name!r} watches a layer, which a compiled model does not show; compile "
+            "other parts of the model only, or choose another selector"
+        )
 
     def _stop_noting(self) -> None:
         if self._noting is not None:

@@ -70,7 +70,10 @@ class ForwardBlocking(Callback):
         if refused:
             raise TypeError(f"ForwardBlocking does not work with {refused.pop()}; use DDP, or one device")
         if pl_module._compiler_ctx is not None:
-            raise TypeError("a compiled LightningModule cannot be blocked; compile only submodules behind the cut")
+            raise TypeError(
+                "a compiled LightningModule cannot be blocked; compile only submodules behind the cut: "
+                "halfway.compile(module.net, at=...)"
+            )
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise TypeError("ForwardBlocking needs training_step(batch, ...), not training_step(dataloader_iter)")
         if self.blocker is not None:  # from an earlier fit, which this one continues
