@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs dist bench matrix zoo-matrix
+.PHONY: demo test lint docs dist bench gpu matrix zoo-matrix cuda-matrix
 
 # Everything sets itself up: the first call makes a virtual environment and installs into it what that command needs.
 # An empty file in the environment remembers what is there.
@@ -27,7 +27,7 @@ demo: $(VENV)/.lab
 	$(BIN)/halfway demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 # Style, types, and which room may import which.
 lint: $(VENV)/.dev
@@ -49,6 +49,10 @@ dist: $(VENV)/.dev
 bench: $(VENV)/.lab
 	$(BIN)/python benchmarks/zoo.py
 
+# On a machine with a GPU, under an hour: tests, step times, trainings, into benchmarks/results/gpu/. Resumes.
+gpu: $(VENV)/.dev
+	$(BIN)/python benchmarks/gpu.py --download
+
 # The compatibility matrix, from the tests that run.
 matrix: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow or matrix" --matrix=docs/compatibility.md
@@ -56,3 +60,7 @@ matrix: $(VENV)/.dev
 # The table of the model zoo, which `make matrix` leaves alone. About ten minutes.
 zoo-matrix: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 tests/engine/test_model_zoo.py --zoo-matrix=docs/compatibility.md
+
+# The table of what CUDA would run, from models on fake CUDA tensors. No GPU needed; about ten minutes.
+cuda-matrix: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 tests/engine/test_on_cuda.py --cuda-matrix=docs/compatibility.md

@@ -101,15 +101,15 @@ def _phases_table(results: list[dict[str, Any]]) -> str:
 
 
 def _peak_table(results: list[dict[str, Any]]) -> str:
-    rows = [
-        [
-            _name(r),
-            f"{r['ways']['full']['peak_bytes'] / 2**20:.0f} MiB",
-            *(_figure(r["ways"][way], "peak") for way in WAYS[1:]),
-        ]
-        for r in results
-    ]
-    return markdown(["model, cut", "full", *WAYS[1:]], rows)
+    rows = []
+    for r in results:
+        ways = r["ways"]
+        replay = ways["replay"]
+        to_limit = "n/a" if "unavailable" in replay else f"{replay['peak_bytes'] / ways['limit']['peak_bytes']:.3f}"
+        tape = f"{replay['tape_bytes'] / 2**20:.0f} MiB" if "tape_bytes" in replay else ""
+        full = f"{ways['full']['peak_bytes'] / 2**20:.0f} MiB"
+        rows.append([_name(r), full, *(_figure(ways[way], "peak") for way in WAYS[1:]), to_limit, tape])
+    return markdown(["model, cut", "full", *WAYS[1:], "replay / limit", "tape"], rows)
 
 
 def _name(result: dict[str, Any]) -> str:
@@ -191,6 +191,28 @@ Microseconds that a layer of a chain of {found["layers"]} tiny ones takes longer
 {_provenance(found)}"""
 
 
+def _launches_text(found: dict[str, Any]) -> str:
+    rows = []
+    for r in found["models"]:
+        recording, gathers = r["probe"] - r["shallow"], r["gathers"] - r["answered"]
+        figures = [r["plain"], r["shallow"], r["selection"], recording, r["batch"], gathers, r["replay"], r["added"]]
+        cost = f"{r['added'] / r['plain']:.2f}"
+        rows.append([f"{r['model']}, `{r['at']}`", *map(str, figures), cost, str(r["checked"])])
+    header = ["model, cut", "plain", "shallow forward", "selection", "recording", "batch", "gathers", "replay"]
+    header += ["added", "added / plain", "every 16th step"]
+    return f"""\
+Operations that compute or copy, each of which is at least one launch on a GPU: those of a step of training on the
+retained samples alone (*plain*: forward pass, loss, backward pass), and what a replayed step adds to it. That is the
+shallow forward of all samples, which no method that looks at features can do without; choosing and learning
+(`density`, the same for every model); copies that the recording makes of what would be overwritten or moved; cutting
+the batch; gathers from the tape, beyond the operations that they stand in for; what else the replay does. Every 16th
+step is checked, and adds the last column. The numbers depend neither on the number of samples nor on the machine.
+
+{markdown(header, rows)}
+
+{_provenance(found)}"""
+
+
 def _loading_text(found: dict[str, Any]) -> str:
     rows = []
     for way, each in found["ways"].items():
@@ -207,8 +229,30 @@ quartiles of {found["rounds"]} epochs of each way in turn, relative to the round
 {_provenance(found)}"""
 
 
+def _compiled_text(found: dict[str, Any]) -> str:
+    rows = []
+    for r in found["models"]:
+        for way, each in r["ways"].items():
+            walls = (each["wall"], each["wall_to_compiled"])
+            figures = [f"{q['median']:.3f} ({q['q1']:.3f}-{q['q3']:.3f})" for q in walls]
+            rows.append([_name(r), way, f"{each['flops']:.3f}", *figures, f"{each['warm_up_seconds']:.0f} s"])
+    first = found["models"][0]
+    header = ["model, cut", "way", "FLOPs", "time, to eager full", "time, to compiled full", "first 5 steps"]
+    return f"""\
+Steps on {first["input"][0]} samples of {first["input"][-1]} px, of which {first["retained"]} are retained. *Full*
+trains on all of them. *Compiled, recompute* is `torch.compile(model)` with a blocker: its shallow layers run eagerly on
+all samples and then again, compiled, on the retained ones. *Compiled, replay* is `halfway.compile(model, at=...)`: only
+what comes after the cut is compiled. Median and quartiles of {first["rounds"]} rounds, backend {first["backend"]}.
+
+{markdown(header, rows)}
+
+{_provenance(found)}"""
+
+
 _SECTIONS = {
     "host": ("Host time", _host_text),
+    "launches": ("Launches", _launches_text),
+    "compiled": ("Compiled models", _compiled_text),
     "selection": ("The selection itself", _selection_text),
     "ranks": ("The sum over ranks", _ranks_text),
     "loop": ("The loop of `halfway train`", _loop_text),

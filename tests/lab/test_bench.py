@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("tqdm")
 
+import halfway
 from halfway.lab import devices, files
 from halfway.lab.bench import measure
 from halfway.lab.bench import steps as bench
@@ -77,7 +79,7 @@ def test_peak_bytes_by_hand() -> None:
         del c, d
         torch.empty(8000)  # 32000
 
-    assert measure.peak_bytes(step, CPU) == pytest.approx(36_000, abs=100)  # a few numbers of the operations' own
+    assert measure.allocated(step, CPU).peak == pytest.approx(36_000, abs=100)  # a few numbers of the operations' own
 
 
 def test_peak_bytes_of_a_training_step_by_hand() -> None:
@@ -86,13 +88,47 @@ def test_peak_bytes_of_a_training_step_by_hand() -> None:
     model(x)
     # The product and the sigmoid's output; later that output and the gradient of the product. (The gradient of a sum
     # is expanded from one number, and the weight's comes when the output is gone.)
-    peak = measure.peak_bytes(lambda: model(x).sum().backward(), CPU)
+    peak = measure.allocated(lambda: model(x).sum().backward(), CPU).peak
     assert peak == pytest.approx(2 * x.numel() * 4, rel=0.001)
 
 
 def test_what_was_there_before_does_not_count() -> None:
     kept = torch.ones(100_000)
-    assert measure.peak_bytes(lambda: kept.add_(torch.ones(())), CPU) < 100
+    assert measure.allocated(lambda: kept.add_(torch.ones(())), CPU).peak < 100
+
+
+def test_what_is_left_at_the_end_is_counted() -> None:
+    kept: list[torch.Tensor] = []
+    found = measure.allocated(lambda: kept.append(torch.ones(2000).repeat(2)), CPU)
+    assert found.left == pytest.approx(16_000, abs=100)
+    assert found.peak == pytest.approx(24_000, abs=100)
+
+
+def test_a_tape_is_what_the_expensive_operations_gave_for_all_samples() -> None:
+    shallow = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.Sigmoid())
+    model = nn.Sequential(OrderedDict(shallow=shallow, deep=nn.Linear(32, 4)))
+    result = bench.compare(model, "shallow", torch.randn(200, 64), prune_ratio=0.4, rounds=2)
+    recorded = 200 * (64 + 32 + 32) * 4  # both products, and the features at the cut
+    assert result["ways"]["replay"]["tape_bytes"] == pytest.approx(recorded, rel=0.05)
+
+
+def test_a_replayed_step_has_the_peak_of_training_on_the_retained_samples() -> None:
+    torch.manual_seed(0)
+    model, x = models.build("resnet18").train(), torch.randn(16, 3, 64, 64)
+    blocker = halfway.ForwardBlocker(model, "layer1", 0.4, reuse="replay")
+    steps = {"replay": lambda: bench.train(model, x, blocker), "limit": lambda: bench.train(model, x[:10].clone())}
+    peaks = {}
+    for way, step in steps.items():
+        step()
+        model.zero_grad(set_to_none=True)
+        peaks[way] = measure.allocated(step, CPU).peak
+    assert peaks["replay"] <= 1.02 * peaks["limit"]
+
+
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results" / "models").glob("*.json")), ids=lambda path: path.stem)
+def test_so_has_every_model_of_the_committed_results(path: Path) -> None:
+    ways = json.loads(path.read_text())["ways"]
+    assert ways["replay"]["peak_bytes"] <= 1.02 * ways["limit"]["peak_bytes"]
 
 
 def test_every_way_costs_what_it_should() -> None:
@@ -131,7 +167,7 @@ def test_a_clock_tells_phases_apart() -> None:
         clock.mark()
         time.sleep(0.2)
 
-    first, second = clock.phases(step)
+    first, second = clock.time(step).phases
     assert 0.01 <= first < 0.2 <= second
 
 
@@ -389,3 +425,16 @@ def test_timm_models_take_the_image_size() -> None:
     with torch.device("meta"):
         assert models.build("vit_tiny_patch16_384", size=96).patch_embed.img_size == (96, 96)
         models.build("resnet18d", size=96)  # does not care
+
+
+def test_compiled_ways_do_what_they_are_named_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    compiled = importlib.import_module("compiled")
+    torch._dynamo.reset()
+    result = compiled.compare(compiled._tiny().train(), "0", torch.randn(10, 3, 8, 8), 0.4, 2, "eager", None)
+    assert result["regions"] == ["1", "2"]
+    flops = {way: entry["flops"] for way, entry in result["ways"].items()}
+    assert flops["eager, full"] == flops["compiled, full"] == 1
+    assert flops["eager, replay"] == flops["compiled, replay"] < flops["compiled, recompute"] < 1
+    for name in ("compiled", "page"):
+        sys.modules.pop(name, None)

@@ -8,7 +8,8 @@
 
 Three figures each. *FLOPs* are counted in a steady step. *Wall time* is measured in rounds: every round runs one step
 of each way, in rotating order, and each is divided by that round's full step, so that a machine that slows down slows
-down all of them. *Peak memory* is the most bytes a step had allocated beyond what there was when it began.
+down all of them. *Peak memory* is the most bytes a step had allocated beyond what there was when it began. On CUDA wall
+time is the device's, and *host* is how long a step keeps the host busy, relative to the same round's full step.
 
 The same rounds show where the time goes: the shallow forward in a full step, and the phases of a replayed one. Four
 things make them slower than the prediction, which counts FLOPs: the shallow layers take a larger share of the time than
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import statistics
 from collections.abc import Callable
@@ -37,7 +39,7 @@ from ...costs.cost import cost, relative_cost
 from ...engine.flops import FlopCounter
 from ...functional import retained_count
 from ...selectors import Candidates, Density
-from .measure import Clock, Step, interleaved, peak_bytes, quartiles
+from .measure import Clock, Step, allocated, interleaved, quartiles
 
 WAYS = ("full", "index", "recompute", "replay", "limit")
 # The phases of a step, in order. The first of a replayed step is the probe: the shallow forward on all samples.
@@ -58,6 +60,7 @@ def compare(
     prune_ratio: float = 0.4,
     rounds: int = 15,
     seed: int = 0,
+    autocast: torch.dtype | None = None,
     progress: str | None = None,
 ) -> dict[str, Any]:
     """Measure the five ways on one model.
@@ -69,12 +72,13 @@ def compare(
         prune_ratio: p.
         rounds: of the wall time, at least 15 to quote it.
         seed: of the choice of rows.
+        autocast: blocker and model run under it, with this type; None: without.
         progress: title of a progress bar; None: no bar.
 
     Returns:
-        plain numbers; under "ways" one entry per way: `flops`, `wall` (median, q1, q3) and `peak`, all relative to
-        full, with the `predicted` cost where there is a formula; or `unavailable` with the reason. "full" and
-        "replay" have `phases`, too: their medians, relative to the full step.
+        plain numbers; under "ways" one entry per way: `flops`, `wall` (median, q1, q3), `host` and `peak`, all relative
+        to full, with the `predicted` cost where there is a formula; or `unavailable` with the reason. "full" and
+        "replay" have `phases`, too: their medians, relative to the full step. "replay" has `tape_bytes`.
     """
     if rounds < 2:
         raise ValueError(f"quartiles need at least 2 rounds, got {rounds}")
@@ -89,14 +93,16 @@ def compare(
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(N, generator=generator)[:S].sort().values.to(x.device)
     clock = Clock(x.device)
-    ways = _Ways(model, at, x, rows, prune_ratio, seed, clock)
+    ways = _Ways(model, at, x, rows, prune_ratio, seed, clock, autocast)
     with contextlib.closing(ways):
         unavailable = _warm_up(ways)
         steps = {way: step for way, step in ways.steps.items() if way not in unavailable}
         flops = {way: _steady_flops(step) for way, step in steps.items()}
         peaks = {way: ways.peak(way, x.device) for way in steps}
-        phases = interleaved(steps, rounds, clock, progress)
-    seconds = {way: [sum(step) for step in taken] for way, taken in phases.items()}
+        tape = ways.tape(x.device) if "replay" in steps else 0
+        timed = interleaved(steps, rounds, clock, progress)
+    seconds = {way: [step.total for step in taken] for way, taken in timed.items()}
+    host = {way: [step.host for step in taken] for way, taken in timed.items()}
     predicted = {
         "full": 1.0,
         "recompute": relative_cost(share, ratio, replayed=False),
@@ -109,6 +115,7 @@ def compare(
             "flops": flops[way] / flops["full"],
             "wall": quartiles([t / full for t, full in zip(seconds[way], seconds["full"], strict=True)]),
             "seconds": statistics.median(seconds[way]),
+            "host": statistics.median(t / full for t, full in zip(host[way], seconds["full"], strict=True)),
             "peak": peaks[way] / peaks["full"],
             "peak_bytes": peaks[way],
         }
@@ -117,14 +124,18 @@ def compare(
             entry["flops_minus_predicted"] = entry["flops"] - predicted[way]
             entry["wall_minus_predicted"] = entry["wall"]["median"] - predicted[way]
         if way in _PHASES:
-            relative = [[t / full for t in step] for step, full in zip(phases[way], seconds["full"], strict=True)]
+            pairs = zip(timed[way], seconds["full"], strict=True)
+            relative = [[t / full for t in step.phases] for step, full in pairs]
             medians = [statistics.median(phase) for phase in zip(*relative, strict=True)]
             entry["phases"] = dict(zip(_PHASES[way], medians, strict=True))
+        if way == "replay":
+            entry["tape_bytes"] = tape
         measured[way] = entry
     return {
         "cut": at,
         "input": [N, *x.shape[1:]],
         "dtype": str(x.dtype).removeprefix("torch."),
+        "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
         "retained": S,
         "prune_ratio": prune_ratio,
         "effective_ratio": ratio,
@@ -139,7 +150,15 @@ class _Ways:
     """One training step in each way. The two with a blocker have their own copy of the model."""
 
     def __init__(
-        self, model: nn.Module, at: str, x: Tensor, rows: Tensor, prune_ratio: float, seed: int, clock: Clock
+        self,
+        model: nn.Module,
+        at: str,
+        x: Tensor,
+        rows: Tensor,
+        prune_ratio: float,
+        seed: int,
+        clock: Clock,
+        autocast: torch.dtype | None,
     ) -> None:
         def blocking(reuse: Literal["replay", "recompute"]) -> tuple[nn.Module, ForwardBlocker]:
             own = copy.deepcopy(model)
@@ -148,12 +167,12 @@ class _Ways:
         recomputing, recompute_blocker = blocking("recompute")
         replaying, replay_blocker = blocking("replay")
         layer = model.get_submodule(at)
-        part = x[rows]
+        step = functools.partial(train, autocast=autocast)
 
         def index() -> None:
             handle = layer.register_forward_hook(lambda module, args, output: take(output, rows))
             try:
-                train(model, x, expected=len(rows))
+                step(model, x, expected=len(rows))
             finally:
                 handle.remove()
 
@@ -168,19 +187,34 @@ class _Ways:
         self._blockers = (recompute_blocker, replay_blocker)
         self._models = {"recompute": recomputing, "replay": replaying}
         self._shared = model
+        self._x, self._step = x, step
         self.steps: dict[str, Step] = {
-            "full": lambda: train(model, x),
+            "full": lambda: step(model, x),
             "index": index,
-            "recompute": lambda: train(recomputing, x, recompute_blocker),
-            "replay": lambda: train(replaying, x, select),
-            "limit": lambda: train(model, part),
+            "recompute": lambda: step(recomputing, x, recompute_blocker),
+            "replay": lambda: step(replaying, x, select),
+            # It takes its rows as a blocker does: the retained samples are in memory in both.
+            "limit": lambda: step(model, take(x, rows)),
         }
 
     def peak(self, way: str, device: torch.device) -> int:
         """Peak memory of a step that begins without gradients."""
         self._models.get(way, self._shared).zero_grad(set_to_none=True)
         gc.collect()
-        return peak_bytes(self.steps[way], device)
+        return allocated(self.steps[way], device).peak
+
+    def tape(self, device: torch.device) -> int:
+        """Bytes that a replay holds between the blocker and the model's call, beyond the retained samples."""
+        held = 0
+
+        def block(x: Tensor) -> Tensor:
+            nonlocal held
+            parts: list[Tensor] = []
+            held = allocated(lambda: parts.append(self._blockers[1](x)), device).left - parts[0].nbytes
+            return parts[0]
+
+        self._step(self._models["replay"], self._x, block)
+        return held
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -190,13 +224,18 @@ class _Ways:
 
 
 def train(
-    model: nn.Module, x: Tensor, block: Callable[[Tensor], Tensor] | None = None, expected: int | None = None
+    model: nn.Module,
+    x: Tensor,
+    block: Callable[[Tensor], Tensor] | None = None,
+    expected: int | None = None,
+    autocast: torch.dtype | None = None,
 ) -> None:
     """One step without the optimizer's. With `expected`, every output must have that many rows."""
     model.zero_grad(set_to_none=True)
-    if block is not None:
-        x = block(x)
-    outputs = [leaf for leaf in leaves(model(x)) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    with torch.autocast(x.device.type, autocast, enabled=autocast is not None):
+        if block is not None:
+            x = block(x)
+        outputs = [leaf for leaf in leaves(model(x)) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not outputs:
         raise ValueError(f"the {type(model).__name__} returns no tensor that needs a gradient, so there is no loss")
     if expected is not None and any(len(output) != expected for output in outputs):
@@ -215,6 +254,8 @@ def _warm_up(ways: _Ways) -> dict[str, str]:
         try:
             for _ in range(_WARM_UP):
                 step()
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, IndexError) as error:
             # Only these two may fail: connections around the cut (U-Net) keep all rows, and replay may refuse.
             if way != "index" and not isinstance(error, ReplayError):
@@ -255,7 +296,7 @@ def selection_overhead(step_seconds_per_sample: float, rounds: int = 15) -> dict
             selector.learn(candidates, chosen.indices)
 
     clock = Clock(features.device)
-    seconds = [sum(clock.phases(select)) for _ in range(rounds + _WARM_UP)][_WARM_UP:]
+    seconds = [clock.time(select).total for _ in range(rounds + _WARM_UP)][_WARM_UP:]
     return {
         "samples": _SAMPLES,
         "centroids": _CENTROIDS,
