@@ -70,7 +70,17 @@ REASONS = [
     Entry(
         ("the model is compiled", "the shallow part is compiled"),
         "`torch.compile` is around the whole model, or around layers before the cut.",
-        "Compile only the part behind the cut.",
+        "`model = halfway.compile(model, at=...)` compiles only what comes after the cut.",
+    ),
+    Entry(
+        ("this batch took a new path",),
+        "Layers before the cut are skipped at random, or chosen by the data, and others are compiled.",
+        "Nothing: the next batch on this path is replayed.",
+    ),
+    Entry(
+        ("parts of this model are compiled",),
+        "The selector looks at the model's output, so that all of its layers come before the cut.",
+        "Compile the whole model, `torch.compile(model)`: its layers run twice. Or compile nothing: they are replayed.",
     ),
     Entry(
         ("sharded by FSDP2",),
@@ -187,6 +197,11 @@ WARNINGS = [
         "Pass `at=None`.",
     ),
     Entry(
+        ("so nothing comes after the cut that could be compiled",),
+        "`halfway.compile` compiles what comes after the cut, and this selector's cut is the model's output.",
+        "Compile the whole model, `torch.compile(model)`: its layers run twice. Or compile nothing: they are replayed.",
+    ),
+    Entry(
         ("did not run in this batch",),
         "The layer at the cut is skipped at random.",
         "Cut at a layer that always runs.",
@@ -249,6 +264,11 @@ ERRORS = [
         ("never runs in the model's forward pass", "runs more than once in one forward pass"),
         "`ValueError`, in the first batch. Nothing can be cut there.",
         "`halfway layers MODEL` lists the layers that work.",
+    ),
+    Entry(
+        ("nothing that could be compiled runs after layer",),
+        "`ValueError`, in the first training call after `halfway.compile`. The cut is too near to the model's end.",
+        "Cut earlier, or use `torch.compile(model)`.",
     ),
     Entry(
         ("that halfway cannot put",),

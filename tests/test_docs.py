@@ -213,7 +213,7 @@ def test_the_costs_in_the_readme_are_those_that_were_measured() -> None:
         r"^\| \D+ \| \**(0\.\d+)\** \| \**(0\.\d+)\** \|$", (ROOT / "README.md").read_text(), re.MULTILINE
     )
     page = (ROOT / "benchmarks" / "results" / "README.md").read_text()
-    flops, wall = (line for line in page.splitlines() if line.startswith("| ResNet-50,") and line.count("|") in (9, 11))
+    flops, wall, *_ = (line for line in page.splitlines() if line.startswith("| ResNet-50,"))
     assert len(rows) == 3
     for counted, measured in rows:
         assert counted in flops

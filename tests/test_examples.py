@@ -88,6 +88,7 @@ for file, epochs in (("at_once", "2"), ("resumed", "1"), ("resumed", "2")):
 """
 
 
+@pytest.mark.slow
 def test_torchrun_resumes_where_a_killed_training_was(tmp_path: Path) -> None:
     """Two epochs at once, and one after the other from the checkpoint: the same weights, to the last bit."""
     torch = pytest.importorskip("torch")

@@ -44,6 +44,8 @@ from tests.helpers.small_training import (
 pytestmark = pytest.mark.filterwarnings("ignore:dyn_unc")
 
 # A selector of each kind that learns, and the samplers that do.
+# One of each kind: by what it keeps, and where.
+EVERY_DAY = ("selective_backprop", "last_loss_proportional", "balanced_remembered", "infobatch")
 LEARNING = [
     "selective_backprop",
     "last_loss",
@@ -165,7 +167,7 @@ def test_a_recipe_too_short_for_a_window_is_said_before_it_trains() -> None:
         check(load_recipe("tiny-cifar10").with_settings(endless))
 
 
-@pytest.mark.parametrize("method", LEARNING)
+@pytest.mark.parametrize("method", [m if m in EVERY_DAY else pytest.param(m, marks=pytest.mark.slow) for m in LEARNING])
 def test_a_run_stopped_after_any_step_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
     r = small(method=method, prune_ratio=0.4)
     whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")

@@ -62,7 +62,7 @@ class Clock:
         return time.perf_counter()
 
     def then(self) -> float:
-        if self._device.type != "cpu":  # never run
+        if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
         return self.now()
 

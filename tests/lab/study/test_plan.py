@@ -63,6 +63,12 @@ def test_an_arm_can_have_fewer_seeds_or_recipes(fewer: str, left: set[tuple[int,
     assert len([run for run in runs if run.arm == "full"]) == 4
 
 
+def test_a_recipe_can_have_fewer_seeds(tmp_path: Path) -> None:
+    stage = {**stages(STAGE, tmp_path)["screen"], "fewer_seeds": {"ladder-f8": [3]}}
+    found = {(run.seed, run.base) for run in plan.runs("screen", stage, "elsewhere")}
+    assert found == {(3, "ladder-c16"), (4, "ladder-c16"), (3, "ladder-f8")}
+
+
 def test_an_arm_is_a_recipe_with_changes(tmp_path: Path) -> None:
     found = {run.arm: run.recipe for run in plan.runs("screen", stages(STAGE, tmp_path)["screen"], "data")[:4]}
     base = recipes.load("ladder-c16")
@@ -124,6 +130,14 @@ ERRORS = {
         r"recipes is a list, as in recipes: \[",
     ),
     "number": ("stages: {a: {recipes: [ladder-c16], seeds: 1, arms: {full: {}}}}", "seeds is a list.*got 1"),
+    "seeds of another recipe": (
+        "stages: {a: {recipes: [ladder-c16], seeds: [1, 2], fewer_seeds: {ladder-f8: [1]}, arms: {full: {}}}}",
+        r"some of its seeds, as in {ladder-c16: \[1\]}; got {ladder-f8: \[1\]}",
+    ),
+    "other seeds": (
+        "stages: {a: {recipes: [ladder-c16], seeds: [1, 2], fewer_seeds: {ladder-c16: [1, 3]}, arms: {full: {}}}}",
+        r"got {ladder-c16: \[1, 3\]}",
+    ),
     "arms": ("stages: {a: {recipes: [ladder-c16], seeds: [1], arms: [full]}}", "arms is a section"),
 }
 

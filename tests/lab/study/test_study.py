@@ -80,6 +80,7 @@ def test_results_are_those_of_the_runs_and_a_failure_stops_no_other(
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
     # One round, so that no checkpoint is written between the first and the one of the interruption.
     path = study(tmp_path, {"full": {}}, length=40, log_every=40)

@@ -25,8 +25,10 @@ FLOAT = {"precision": "float32"}
 # emulated bfloat16, is marked slow, with a smaller stand-in for every day.
 CASES = [
     pytest.param("cifar10-resnet18", {"batch_size": 16}, id="cifar10-resnet18"),
-    pytest.param("cifar100-resnet18", {"batch_size": 16}, id="cifar100-resnet18"),
-    pytest.param("imagenet-resnet50", {"batch_size": 6, **FLOAT}, id="imagenet-resnet50, float32"),
+    pytest.param("cifar100-resnet18", {"batch_size": 16}, id="cifar100-resnet18", marks=pytest.mark.slow),
+    pytest.param(
+        "imagenet-resnet50", {"batch_size": 6, **FLOAT}, id="imagenet-resnet50, float32", marks=pytest.mark.slow
+    ),
     pytest.param("imagenet-swin-t", {"batch_size": 6, **FLOAT}, id="imagenet-swin-t, float32", marks=pytest.mark.slow),
     pytest.param("voc2012-deeplabv3", {"batch_size": 7, "data.size": [128, 128]}, id="voc2012-deeplabv3, small crop"),
     pytest.param(

@@ -105,14 +105,12 @@ def time_steps(
         for step in steps.values():
             for _ in range(WARM_UP):
                 step()
-        seconds = interleaved(steps, rounds, Clock(device), "timing steps")
-        whole = [sum(phases) for phases in seconds["full"]]
+        taken = interleaved(steps, rounds, Clock(device), "timing steps")
+        whole = [step.total for step in taken["full"]]
         for label in steps:
             name = full.label if label == "full" else label
             share = next((share for group, share in shares.items() if group.label == name), 1.0)
-            ratios = [
-                share * sum(mine) / full_seconds for mine, full_seconds in zip(seconds[label], whole, strict=True)
-            ]
+            ratios = [share * mine.total / full_seconds for mine, full_seconds in zip(taken[label], whole, strict=True)]
             timings[name] = {**quartiles(ratios), "rounds": rounds}
     return timings
 

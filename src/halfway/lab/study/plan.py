@@ -4,6 +4,7 @@
       screen:
         recipes: [ladder-c16, ladder-f8]
         seeds: [110, 111, 112]
+        fewer_seeds: {ladder-f8: [110]}             optional: of recipes that have fewer
         settings: {data.evaluate: validation}       of all arms
         arms:
           full: {}                                  an arm is a name and what it is made of
@@ -37,7 +38,7 @@ from ..recipes.schema import Recipe
 _NO_EFFECT = ("name", "log_every", "evaluate_every", "training_score")
 # What an arm can have fewer of than its stage.
 _FEWER = ("seeds", "recipes")
-_STAGE = {"recipes", "seeds", "settings", "arms", "about", "primary"}
+_STAGE = {"recipes", "seeds", "fewer_seeds", "settings", "arms", "about", "primary"}
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
             if not isinstance(stage[key], dict if key == "arms" else list):
                 form = "a section, as in arms: {full: {}}" if key == "arms" else f"a list, as in {key}: [...]"
                 raise ValueError(f"stage {name}: {key} is {form}, got {stage[key]!r}")
+        for base, seeds in (stage.get("fewer_seeds") or {}).items():
+            if base not in stage["recipes"] or not set(seeds) < set(stage["seeds"]):
+                raise ValueError(
+                    f"stage {name}: fewer_seeds gives a recipe of the stage some of its seeds, as in "
+                    f"{{{stage['recipes'][0]}: [{stage['seeds'][0]}]}}; got {{{base}: {seeds}}}"
+                )
         for arm in stage.get("primary", []):
             if arm not in stage["arms"]:
                 raise ValueError(
@@ -100,8 +107,11 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
     """All runs of a stage; those of a seed come together, so that the first ones done can be compared."""
     made = []
+    fewer = stage.get("fewer_seeds") or {}
     for seed in stage["seeds"]:
         for base in stage["recipes"]:
+            if seed not in fewer.get(base, stage["seeds"]):
+                continue
             recipe = schema.load(base)
             for arm, content in stage["arms"].items():
                 own = {**stage, **{key: value for key, value in (content or {}).items() if key in _FEWER}}

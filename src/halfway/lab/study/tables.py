@@ -70,6 +70,7 @@ def _stage(study: Study, name: str) -> list[str]:
     stage, found = study.stages[name], study.gains[name]
     on = " and ".join(sorted({f"{arm.recipe.data.evaluate} images" for arm in study.arms[name]}))
     seeds = ", ".join(map(str, stage["seeds"]))
+    seeds += "".join(f"; of {base} {', '.join(map(str, own))}" for base, own in stage.get("fewer_seeds", {}).items())
     about = f"{str(stage['about']).strip()}\n\n" if stage.get("about") else ""
     parts = [f"## {name}", f"{about}Scores on {on}, seeds {seeds}. {missing(study.arms[name])}"]
     for base in stage["recipes"]:

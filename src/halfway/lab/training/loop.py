@@ -465,12 +465,12 @@ def check(recipe: Recipe, ranks: int = 1) -> None:
 
 def _random(device: torch.device) -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":  # never run
+    if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
 def _set_random(states: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
-    if device.type == "cuda":  # never run
+    if device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)

@@ -30,7 +30,7 @@ def processes() -> Iterator[torch.device]:
     if "WORLD_SIZE" not in os.environ:
         yield device
         return
-    if device.type == "cuda":  # never run
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
