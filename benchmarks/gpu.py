@@ -8,11 +8,11 @@ Three parts, each item of them a command of its own, so that one that fails does
 
 Results go to benchmarks/results/gpu/NAME-OF-CARD/, one JSON file for each item, and a page: commit the folder. What has
 a result is not run again, so an interrupted run resumes. What could not be run is on the page with its reason, and is
-tried again next time. After --minutes nothing new is begun.
+tried again next time, like tests that failed. After --minutes nothing new is begun.
 
-Without a GPU, `--device cpu --quick` runs the same in miniature, to see that it works:
+Without a GPU, `--device cpu --quick` runs the same in miniature, in folders of its own, to see that it works:
 
-  python benchmarks/gpu.py --device cpu --quick --out runs/gpu-quick
+  python benchmarks/gpu.py --device cpu --quick
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ from halfway.lab.files import write_json
 from halfway.lab.training.run_result import RunResult
 
 HERE = Path(__file__).resolve().parent
+TRAININGS, MINIATURE = HERE.parent / "runs" / "gpu", HERE.parent / "runs" / "gpu-quick"
 METHODS = ("full", "random", "pfb", "early_exit")
 EPOCHS = {"speedrun-cifar10": 10, "cifar10-resnet18": 1, "cifar100-resnet18": 1}
 # Minutes on a consumer card, guessed from FLOPs; the page shows what they were.
@@ -93,7 +95,7 @@ def items(arguments: argparse.Namespace, folder: Path, runs: Path) -> Iterator[I
             key = f"{recipe}-{method}"
             place = ("--data", arguments.data, *(["--download"] if arguments.download else []))
             command = (python, "-m", "halfway", "train", recipe, *settings, "--epochs", str(epochs), "--method", method)
-            resume = ["--resume"] if (runs / key / "config.yaml").exists() else []
+            resume = ["--resume"] if not arguments.fresh and (runs / key / "config.yaml").exists() else []
             command = (*command, *place, "--out", str(runs / key), *resume)
             yield Item(key, "recipes", command, f"recipes/{key}.json", GUESSES[recipe])
 
@@ -101,12 +103,16 @@ def items(arguments: argparse.Namespace, folder: Path, runs: Path) -> Iterator[I
 def run(item: Item, folder: Path, runs: Path, device: torch.device) -> None:
     """Run an item and write its result. Raises RuntimeError with the reason if there is none."""
     begin = time.monotonic()
+    if "--resume" not in item.command:
+        shutil.rmtree(runs / item.key, ignore_errors=True)
     said, code = _shown(item.command, device)
     about = {"command": _typed(item.command), "minutes": (time.monotonic() - begin) / 60}
     if item.part == "tests" and (folder / "tests.xml").exists():
         found = gpu_page.read_tests(folder / "tests.xml")
         (folder / "tests.xml").unlink()
         write_json(folder / item.file, {**about, **environment(device), **found})
+        if found["failed"]:
+            raise RuntimeError(f"{len(found['failed'])} tests failed, see above")
     elif code:
         raise RuntimeError(said or f"exit code {code}")
     elif item.part == "recipes":
@@ -157,14 +163,14 @@ def main(argv: list[str] | None = None) -> int:
         print("gpu.py: torch finds no CUDA device here; `--device cpu --quick` tries the kit out", file=sys.stderr)
         return 2
     device = torch.device(arguments.device)
-    folder = (arguments.out or HERE / "results" / "gpu").resolve() / card(device)
-    runs = (arguments.runs or HERE.parent / "runs" / "gpu").resolve() / card(device)
+    folder = (arguments.out or (MINIATURE if arguments.quick else HERE / "results" / "gpu")).resolve() / card(device)
+    runs = (arguments.runs or (MINIATURE if arguments.quick else TRAININGS) / "trainings").resolve() / card(device)
     wanted = [i for i in items(arguments, folder, runs) if not arguments.only or {i.key, i.part} & set(arguments.only)]
-    left = [i for i in wanted if arguments.fresh or not (folder / i.file).exists()]
+    reasons = _reasons(folder)
+    left = [i for i in wanted if arguments.fresh or i.key in reasons or not (folder / i.file).exists()]
     print(f"results: {folder}\n{len(wanted)} items, {len(wanted) - len(left)} of them have a result", flush=True)
     if not arguments.quick:
         print(f"about {sum(i.guess for i in left):.0f} minutes on a consumer card (a guess)", flush=True)
-    reasons = _reasons(folder)
     begin = time.monotonic()
     for number, item in enumerate(left, 1):
         spent = (time.monotonic() - begin) / 60
@@ -182,10 +188,11 @@ def main(argv: list[str] | None = None) -> int:
         write_json(folder / "not_run.json", reasons)
         gpu_page.write(folder)
     gpu_page.write(folder)
-    print(f"\n{folder / 'README.md'}: {len(wanted) - len(reasons)} results, {len(reasons)} not run", flush=True)
-    if not reasons and device.type == "cuda":
+    missing = [i for i in wanted if i.key in reasons]
+    print(f"\n{folder / 'README.md'}: {len(wanted) - len(missing)} results, {len(missing)} not run", flush=True)
+    if not missing and device.type == "cuda":
         print(f"commit it: git add {folder} && git commit -m 'results: {card(device)}'")
-    return 1 if reasons else 0
+    return 1 if missing else 0
 
 
 def _reasons(folder: Path) -> dict[str, str]:
@@ -207,8 +214,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=55, help="begin nothing new after that (default: 55)")
     parser.add_argument("--fresh", action="store_true", help="measure again what has a result")
-    parser.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/results/gpu)")
-    parser.add_argument("--runs", type=Path, help="folder of the trainings, which are not results (default: runs/gpu)")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the results (default: benchmarks/results/gpu; with --quick, runs/gpu-quick)"
+    )
+    parser.add_argument(
+        "--runs", type=Path, help="folder of the trainings, which are no results (default: in runs/gpu)"
+    )
     arguments = parser.parse_args(argv)
     arguments.data = arguments.data or ("synthetic" if arguments.quick else "data")
     known = {i.key for i in items(arguments, Path(), Path())} | {"tests", "models", "recipes"}

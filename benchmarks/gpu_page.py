@@ -28,7 +28,8 @@ def render(folder: Path) -> str:
         parts.append(f"## Trainings\n\n{_recipes(recipes)}")
     if models:
         parts.append(f"## Steps\n\n{_STEPS}\n\n{_steps(models)}")
-        parts.append(page.render(folder).replace("\n## ", "\n### ").replace("# What a step costs", "## In detail", 1))
+        detail = page.render(folder).replace("\n## ", "\n### ").replace("# What a step costs", "## In detail", 1)
+        parts.append(detail.replace("(../README.md)", "(../../../README.md)", 1))
     reasons = folder / "not_run.json"
     if reasons.exists() and (found := json.loads(reasons.read_text())):
         rows = [[key, " ".join(why.split())[-400:].replace("|", "\\|")] for key, why in found.items()]

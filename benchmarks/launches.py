@@ -195,7 +195,7 @@ def main() -> None:
     models = {row["model"]: row for row in known}
     for case in CASES:
         if arguments.only is None or case.key in arguments.only:
-            models[case.title] = {"model": case.title, "at": case.at, **count(case.build, case.at, case.shape)}
+            models[case.title] = {"model": case.title, "at": case.at, **count(case.model, case.at, case.shape)}
             print(models[case.title], flush=True)
     found: dict[str, Any] = {"title": "launches", "command": COMMAND, "seed": 0, **environment(torch.device("cpu"))}
     found["models"] = [models[case.title] for case in CASES if case.title in models]

@@ -217,9 +217,9 @@ def _launches_text(found: dict[str, Any]) -> str:
 Operations that compute or copy, each of which is at least one launch on a GPU: those of a step of training on the
 retained samples alone (*plain*: forward pass, loss, backward pass), and what a replayed step adds to it. That is the
 shallow forward of all samples, which no method that looks at features can do without; choosing and learning
-(`density`, the same for every model); copies that the recording makes of what would be overwritten or moved; cutting
-the batch; gathers from the tape, beyond the operations that they stand in for; what else the replay does. Every 16th
-step is checked, and adds the last column. The numbers depend neither on the number of samples nor on the machine.
+(`density`, nearly the same for every model); copies that the recording makes of what would be overwritten or moved;
+cutting the batch; gathers from the tape, beyond the operations that they stand in for; what else the replay does. Every
+16th step is checked, and adds the last column. The numbers depend neither on the number of samples nor on the machine.
 
 {markdown(header, rows)}
 

@@ -70,12 +70,7 @@ REASONS = [
     Entry(
         ("the model is compiled", "the shallow part is compiled"),
         "`torch.compile` is around the whole model, or around layers before the cut.",
-        "`model = halfway.compile(model, at=...)` compiles only what comes after the cut.",
-    ),
-    Entry(
-        ("this batch took a new path",),
-        "Layers before the cut are skipped at random, or chosen by the data, and others are compiled.",
-        "Nothing: the next batch on this path is replayed.",
+        "`model = halfway.compile(model, at=...)` compiles only what comes after the cut (or after a later layer).",
     ),
     Entry(
         ("parts of this model are compiled",),
@@ -202,7 +197,7 @@ WARNINGS = [
         "Compile the whole model, `torch.compile(model)`: its layers run twice. Or compile nothing: they are replayed.",
     ),
     Entry(
-        ("did not run in this batch",),
+        ("did not run in this batch", "did not run in this call"),
         "The layer at the cut is skipped at random.",
         "Cut at a layer that always runs.",
     ),

@@ -15,7 +15,7 @@ from tests import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 RESULT = BENCHMARKS / "results" / "launches.json"
-SELECTION = 95  # of `density`, the same for every model
+SELECTION = 95  # of `density`, nearly the same for every model
 
 spec = importlib.util.spec_from_file_location("launches", BENCHMARKS / "launches.py")
 launches = importlib.util.module_from_spec(spec)

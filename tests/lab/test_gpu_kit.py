@@ -127,6 +127,54 @@ def test_a_batch_that_does_not_fit_is_halved_and_said_so(gpu: ModuleType, monkey
         gpu.zoo._fitting(case, 2, 0, gpu.zoo.PLAIN)
 
 
+@pytest.mark.usefixtures("in_process")
+def test_fresh_trains_again_and_reasons_of_other_items_are_theirs(gpu: ModuleType, tmp_path: Path) -> None:
+    only = ("--only", "speedrun-cifar10-random")
+    assert run(gpu, tmp_path, "--only", "resnet18", "--minutes", "-1") == 1
+    assert run(gpu, tmp_path, *only) == 0
+    trained = tmp_path / "runs" / "cpu" / "speedrun-cifar10-random" / "last.pt"
+    before = trained.stat().st_mtime_ns
+    assert run(gpu, tmp_path, *only, "--fresh") == 0
+    assert trained.stat().st_mtime_ns > before
+    assert "resnet18 | not begun" in (tmp_path / "cpu" / "README.md").read_text()
+
+
+def test_tests_that_failed_are_run_again(gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = ['<failure message="wrong"/>']
+
+    def shown(command: tuple[str, ...], device: torch.device) -> tuple[str, int]:
+        report = Path(next(word for word in command if word.startswith("--junitxml=")).split("=")[1])
+        report.parent.mkdir(parents=True, exist_ok=True)
+        case = f'<testcase classname="tests.x" name="y">{"".join(outcome)}</testcase>'
+        report.write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
+        return "", len(outcome)
+
+    monkeypatch.setattr(gpu, "_shown", shown)
+    assert run(gpu, tmp_path, "--only", "tests") == 1
+    assert "1 failed" in (tmp_path / "cpu" / "README.md").read_text()
+    outcome.clear()
+    assert run(gpu, tmp_path, "--only", "tests") == 0
+    assert "1 passed, 0 failed" in (tmp_path / "cpu" / "README.md").read_text()
+
+
+def test_a_miniature_does_not_touch_the_results(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    monkeypatch.setattr(gpu, "run", lambda item, folder, runs, device: written.extend([folder, runs]))
+    monkeypatch.setattr(gpu.gpu_page, "write", written.append)
+    monkeypatch.setattr(gpu, "write_json", lambda path, content: None)
+    gpu.main([*QUICK, "--only", "tests"])
+    assert written
+    assert all(path.is_relative_to(ROOT / "runs" / "gpu-quick") for path in written)
+
+
+def test_every_model_of_the_zoo_can_be_counted(gpu: ModuleType) -> None:
+    """`Case.model` is what benchmarks build them with."""
+    pytest.importorskip("segmentation_models_pytorch")
+    with torch.device("meta"):
+        for case in gpu.zoo.CASES:
+            case.model().get_submodule(case.at)
+
+
 @pytest.mark.slow
 def test_everything_in_miniature(gpu: ModuleType, tmp_path: Path) -> None:
     assert run(gpu, tmp_path) == 0

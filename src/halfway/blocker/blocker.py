@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -116,8 +115,7 @@ class ForwardBlocker(Joinable):
         self._forward, self._readings = Forward(self._root), Readings()
         self._engine: Engine | None = None
         self._layer_name = ""
-        other = _live.get(self._root)
-        if other is not None and other() is not None:
+        if _live.get(self._root, lambda: None)() is not None:
             raise ValueError("this model already has a live ForwardBlocker; call its remove() first")
         self._feedback = Feedback(self.selector, self._root, self._compiled)
         cut: Cut | None = None
@@ -199,7 +197,9 @@ class ForwardBlocker(Joinable):
         self._validated = True
         Join.notify_join_context(self)
         self._ranks.defer = self._join_config.enable
-        generator = self._generator(call.inputs.tensors()[0].device)
+        # What is drawn is a function of seed, step and rank.
+        generator = torch.Generator(call.inputs.tensors()[0].device)
+        generator.manual_seed(seed_of(self.seed, self._counters.steps, self._ranks.rank))
         candidates = Candidates(call.size, generator, ids=ids, targets=targets, ranks=self._ranks, call=call)
         return self._step(call, candidates).value()
 
@@ -221,7 +221,11 @@ class ForwardBlocker(Joinable):
                 part, selection = self._block(engine, call, candidates, count)
             except CutSkipped:
                 count = size
-                self._warn_skipped()
+                warnings.warn(
+                    f"layer {self._layer_name!r} did not run in this batch (layer drop?), so nothing could be scored "
+                    "and all samples were retained; cut at a layer that always runs",
+                    stacklevel=3,
+                )
         # Counted last: a step that raised leaves no trace.
         counters.steps += 1
         counters.pruned_steps += count < size
@@ -250,17 +254,6 @@ class ForwardBlocker(Joinable):
             raise
         engine.prepare(probe, plan, part, selection.indices)
         return part, selection
-
-    def _warn_skipped(self) -> None:
-        warnings.warn(
-            f"layer {self._layer_name!r} did not run in this batch (layer drop?), so nothing could be scored and "
-            "all samples were retained; cut at a layer that always runs",
-            stacklevel=4,
-        )
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        generator = torch.Generator(device)
-        return generator.manual_seed(seed_of(self.seed, self._counters.steps, self._ranks.rank))
 
     def _check_schedule(self) -> None:
         changes = not self.schedule.always or self._ratios.change
@@ -384,9 +377,7 @@ class ForwardBlocker(Joinable):
     def __enter__(self) -> ForwardBlocker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.remove()
 
     # ------------------------------------- uneven batches: Join([ddp, blocker])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,6 +43,7 @@ def compile(model: nn.Module, at: str | nn.Module, **options: Any) -> nn.Module:
         the model itself.
     """
     name, layer = _find_cut(model, at)
+    torch.compile(lambda: None, **options)  # an error about them now, not in the second step
     _Compilation(model, name, layer, options)
     return model
 
@@ -95,10 +97,12 @@ class _Compilation:
         if output is None:  # a probe, which ended at the cut: under FSDP2 every forward has to return
             return output
         if not passed:
-            raise ValueError(
-                f"layer {self._name!r} never runs in the model's forward pass, so nothing comes after it; choose one "
-                "that does (`halfway layers` lists them)"
+            warnings.warn(
+                f"layer {self._name!r} did not run in this call, so nothing is compiled yet; if it never runs, choose "
+                "one that does (`halfway layers` lists them)",
+                stacklevel=4,
             )
+            return output
         self._regions = dict.fromkeys(_regions(self._model, before, after))
         if not self._regions:
             raise ValueError(
@@ -116,9 +120,9 @@ class _Compilation:
         """
         output = original(*args, **kwargs)
         if self._within and _get_current_dispatch_mode() is None:
-            self._layer_call.remove()
             for region in self._regions:
                 _compile(region, self._options)
+            self._layer_call.remove()
         return output
 
 

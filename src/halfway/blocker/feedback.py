@@ -31,11 +31,13 @@ class Feedback:
         self._selector = selector
         self._root = root
         self.watched = selector.watches(root)
-        # The watched module, and those around it: if one of them is compiled, what enters it cannot be seen.
-        around = () if self.watched is None else root.modules()
-        self._around = [m for m in around if any(part is self.watched for part in m.modules())]
-        if self.watched is not None and selector.needs == "nothing" and compiled:
-            raise self._not_shown()
+        self._compiled = compiled
+        # The module that is watched in the model's own call, and those around it.
+        noted = self.watched if selector.needs == "nothing" else None
+        self._around = (
+            [m for m in root.modules() if any(part is noted for part in m.modules())] if noted is not None else []
+        )
+        self._check_compiled()
         self._expected: tuple[Candidates, Tensor | None] | None = None
         self._noting: Interception | None = None
         self._told = False  # of the losses of this step
@@ -46,9 +48,7 @@ class Feedback:
         """A choice was made: what follows until the next is about these rows; all of them, if `retained` is None."""
         self._expected, self._told = (candidates, retained), False
         self._steps += 1
-        if self.watched is not None and self._selector.needs == "nothing":
-            if any(map(is_compiled, self._around)):
-                raise self._not_shown()
+        if self.watched is not None and self._around:
             self._noting = Interception(self.watched, "_call_impl", self._entering)
 
     def forget(self) -> None:
@@ -69,6 +69,7 @@ class Feedback:
     def check(self, size: int, ids: Tensor | None, targets: Any) -> None:
         """Does the selector get what it cannot do without? Losses that never come are warned about, once."""
         selector = self._selector
+        self._check_compiled()
         if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (size,)):
             found = f"shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
             raise ValueError(f"ids must be a tensor with one id per sample, shape ({size},), got {found}")
@@ -99,11 +100,12 @@ class Feedback:
                 self._selector.note(*expected, args[0].detach())
         return original(*args, **kwargs)
 
-    def _not_shown(self) -> TypeError:
-        return TypeError(
-            f"the selector {self._selector.name!r} watches a layer, which a compiled model does not show; compile "
-            "other parts of the model only, or choose another selector"
-        )
+    def _check_compiled(self) -> None:
+        if self._around and (self._compiled or any(map(is_compiled, self._around))):
+            raise TypeError(
+                f"the selector {self._selector.name!r} watches a layer, which a compiled model does not show; compile "
+                "other parts of the model only, or choose another selector"
+            )
 
     def _stop_noting(self) -> None:
         if self._noting is not None:

@@ -100,7 +100,11 @@ def _own(
     return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
-_OWN = {F.batch_norm: _own, torch.batch_norm: lambda *args: torch.native_batch_norm(*args[:8])[0]}
+def _own_in_torch(*args: Any, cudnn_enabled: bool = True, **kwargs: Any) -> Tensor:
+    return torch.native_batch_norm(*args[:8], **kwargs)[0]
+
+
+_OWN = {F.batch_norm: _own, torch.batch_norm: _own_in_torch}
 _WITH_A_RESERVE = (aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
 
 

@@ -143,7 +143,12 @@ class Prober:
                 put_back(recorder.generators if recorder is not None else [])
                 host_random.restore()
                 torch_random.restore()
-        return Probe(seen, recorder.tape, host_random, torch_random, recorder.generators)
+        probe = Probe(seen, recorder.tape, host_random, torch_random, recorder.generators)
+        if not (self._look_again and self.footprint.compiled) or probe.tape.refusal:
+            return probe
+        # The path is new, and whether it leads through something compiled shows if all modules are watched.
+        probe.rewind()
+        return self._probe(inputs, size, refusal, graph)
 
     def _is_known(self, size: int, program: list[Any]) -> bool:
         self._last_program = size, program
@@ -164,9 +169,7 @@ class Prober:
             tape.refuse(
                 "parts of this model are compiled, and all of it runs before its output (compile all or nothing)"
             )
-        elif self.footprint.compiled and self._look_again:
-            tape.refuse("this batch took a new path through the model, and what it passed may be compiled")
-        elif self.footprint.compiled:
+        elif self.footprint.compiled and not self._look_again:
             tape.refuse("the shallow part is compiled (to replay, use halfway.compile(model, at=...) instead)")
         elif self.footprint.shards:
             # A rehearsal, or a replay that diverges, runs layers once more. On one rank alone that would be a hang.

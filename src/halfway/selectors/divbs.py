@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import functional
 from .base import Candidates, OutputRanking, Selection
 from .tools.last_layer import channels_first, last_linear, width_of
 from .tools.losses import LossFunction, logit_gradients
@@ -80,7 +81,7 @@ class DivBS(OutputRanking):
         size_B = gram_BB.diagonal()
         self.finite_or_random(size_B, candidates)
         # If there is nothing to explain, all are drawn at random.
-        gram_BB = torch.where(size_B.isfinite().all(), gram_BB, 0.0)
+        gram_BB = torch.where(functional.all_finite(size_B), gram_BB, 0.0)
         return Selection(greedy(gram_BB, count, candidates.generator, self.pick).sort().values)
 
     def _input_of_last_layer(self, watched: Tensor | None, delta: Tensor) -> Tensor | None:

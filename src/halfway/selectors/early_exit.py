@@ -119,7 +119,7 @@ class EarlyExit(Selector):
         x_BD, targets_BC, labelled_B = self._reading(candidates)
         score_B = divergences(targets_BC, self._head.log_probabilities(x_BD))
         # Equal scores are drawn at random, and so is a step with a value that is not finite. Nothing waits to find out.
-        score_B = torch.where(score_B.isfinite().all(), score_B, 0.0)
+        score_B = torch.where(functional.all_finite(score_B), score_B, 0.0)
         if self.pick == "hard":
             return Selection(functional.retain(without_ties(score_B, candidates.generator), count), score_B)
         g_B = weights(score_B, labelled_B, scale="bounded", floor=0.0)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import functional
 from ..state.ranks import PendingSum, Ranks
 from .base import Candidates, OutputRanking, Selection
 from .tools.draw import inclusion_probabilities, systematic
@@ -75,7 +76,7 @@ class SelectiveBackprop(OutputRanking):
         losses_B = self._losses_of(candidates)
         self._computed = None
         # Nothing is learned from a step with any value that is not finite.
-        self._history.add(torch.where(losses_B.isfinite().all(), losses_B, torch.nan), candidates.ranks)
+        self._history.add(torch.where(functional.all_finite(losses_B), losses_B, torch.nan), candidates.ranks)
 
     def check(self) -> None:
         self._history.settle()

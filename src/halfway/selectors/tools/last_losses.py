@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...functional import all_finite
 from ...state.flags import StickyFlag
 from ...state.sample_memory import SampleMemory
 from ..base import Candidates, retained_rows
@@ -27,7 +28,7 @@ class LastLosses(SampleMemory):
 
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
         """Remember the losses (S,) of the retained rows."""
-        self._not_finite.note(~losses.isfinite().all())
+        self._not_finite.note(~all_finite(losses))
         ids = retained_rows(candidates.required_ids.to(losses.device, non_blocking=True), retained)
         self.write(ids, losses, candidates.ranks, candidates.size, among=candidates.required_ids)
 
