@@ -46,8 +46,9 @@ dist: $(VENV)/.dev
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 
-bench: $(VENV)/.lab
-	$(BIN)/python benchmarks/zoo.py
+# Into runs/zoo: the results in benchmarks/ stay as they are.
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/zoo.py --out runs/zoo
 
 # On a machine with a GPU, under an hour: tests, step times, trainings, into benchmarks/results/gpu/. Resumes.
 gpu: $(VENV)/.dev

@@ -84,8 +84,9 @@ REASONS = [
     ),
     Entry(
         ("communicates between processes", "writes buffers of its own"),
-        "Ranks exchange values before the cut: SyncBatchNorm, a collective, buffers that DDP sends around.",
-        "Use plain BatchNorm before the cut, or accept it.",
+        "Ranks exchange values before the cut: FSDP2 gathers parameters, SyncBatchNorm statistics, DDP buffers; or a "
+        "collective of the model's own.",
+        "With FSDP2 accept it, or use DDP. Otherwise use plain BatchNorm before the cut, or accept it.",
     ),
     Entry(
         ("fused attention with dropout", "fused recurrent kernel"),

@@ -1,12 +1,10 @@
-"""The tables of results/README.md and README.md that put both data sets side by side, from their results.json.
+"""The tables of results/README.md that put both data sets side by side, from their results.json.
 
-python results/side_by_side.py            # a table for each ratio, as in results/README.md
-python results/side_by_side.py --short    # differences to random at the same cost only, as in README.md
+python results/side_by_side.py
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,23 +24,15 @@ ORDER = [
     *("balanced", "density_public", "pfb"),
     *("rho", "grad_norm", "divbs", "selective_backprop", "uncertainty", "loss_rank", "loss"),
 ]
-SHORT = ["balanced_remembered", "rotate", "last_loss", "balanced", "pfb", "infobatch", "ucb", *ORDER[17:20], "rho"]
 LOOKS_AT = {"nothing": "nothing", "features": "shallow layers", "outputs": "outputs"}
 
 Rows = dict[tuple[str, float | None], Row]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="only the differences to random at the same cost")
     read = [results.read(Path(__file__).parent / folder) for folder in FOLDERS]
     sets = [by_method(found.rows) for found in read if found is not None]
     withdrawn = by_method(row for found in read if found is not None for row in found.withdrawn)
-    if parser.parse_args().short:
-        header = ["", *(f"{c}, p = {p}" for c in ("C10", "C100") for p in RATIOS)]
-        rows = [[name, *(same_cost(found.get((name, p))) for found in sets for p in RATIOS)] for name in SHORT]
-        print(markdown(header, rows, words=len(header)))
-        return
     kinds = (" (n)", ", vs random", ", vs random, same cost")
     columns = [f"{name}{kind}" for name in ("CIFAR-10", "CIFAR-100") for kind in kinds]
     for ratio in RATIOS:
@@ -84,10 +74,6 @@ def bold(d: Difference | None) -> str:
     if d is None:
         return ""
     return str(d) if verdict(d) == "not told apart" else f"**{d}**"
-
-
-def same_cost(row: Row | None) -> str:
-    return "" if row is None or row.minus_random_at_cost is None else str(row.minus_random_at_cost)
 
 
 if __name__ == "__main__":

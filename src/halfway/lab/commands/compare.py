@@ -28,7 +28,7 @@ command goes on after an interruption, and more seeds or ratios can be added lat
              of methods that decide once: the share of the images, and the run together with the proxies it needs
   wall       of a pruned step relative to a full one: median [quartiles] of --rounds steps of all methods in turn
 
-What counts is what a method really prunes and costs: InfoBatch at p = 0.3 prunes about 0.15, and a method that looks at
+What counts is what a method really prunes and costs: InfoBatch at p = 0.3 may prune 0.15, and a method that looks at
 losses pays the forward pass of all samples. --equal ratio makes every method prune p; --equal flops gives every method
 the ratio at which a pruned step costs what PFB's costs at p; --random-at-equal-cost adds random pruning at the ratios
 at which it costs what each of the others does.
