@@ -18,15 +18,15 @@ BUDGETS = {
     "advice": 880,
     "batches": 445,
     "blocker": 600,
-    "coresets": 1_280,
+    "coresets": 1_290,
     "costs": 320,
     "engine": 2_925,
-    "integrations": 370,
-    "lab": 9_510,
+    "integrations": 350,
+    "lab": 9_540,
     "loading": 485,
     "samplers": 640,
     "selectors": 1_830,
-    "state": 500,
+    "state": 520,
 }
 TOGETHER = 2_000  # blocker and engine: what has to be read to trust a replay
 

@@ -79,6 +79,17 @@ def test_what_is_no_subset_file_is_refused(tmp_path):
         Coreset.load(tmp_path / "other.pt")
 
 
+@pytest.mark.parametrize("ids", [[3, 1], [1, 1], [-1, 2], [2, 60]])
+def test_ids_that_are_none_of_a_data_set_are_refused(found, tmp_path, ids):
+    dataclasses.replace(found, ids=torch.tensor(ids)).save(tmp_path / "ids.pt")
+    with pytest.raises(ValueError, match="does not hold ids in order, each once, of a data set"):
+        Coreset.load(tmp_path / "ids.pt")
+    content = torch.load(tmp_path / "ids.pt", weights_only=True)
+    torch.save({**content, "surprise": 1}, tmp_path / "ids.pt")
+    with pytest.raises(ValueError, match="not a subset file of this halfway"):
+        Coreset.load(tmp_path / "ids.pt")
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(found, tmp_path, monkeypatch):
     path = tmp_path / "subset.pt"
     found.save(path)

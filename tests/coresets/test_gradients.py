@@ -124,8 +124,20 @@ def test_batches_that_do_not_cover_the_data_set_are_refused():
     unused = net()
     unused.head = nn.Linear(2, 2)
     unused.forward = lambda x: unused[1](unused[0](x))
-    with pytest.raises(ValueError, match=r"did not call its last linear layer; pass its classifier: layer="):
+    with pytest.raises(ValueError, match=r"last linear layer was not called; pass its classifier: layer="):
         measure.outputs(unused, batches(), N)
+
+    class Auxiliary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.aside = net(), nn.Linear(2, 7).double()
+
+        def forward(self, x):
+            self.aside(x.flatten(1)[:, :2])
+            return self.net(x)
+
+    with pytest.raises(ValueError, match=r"gives 7 values, not 4 logits; pass its classifier"):
+        measure.outputs(Auxiliary(), batches(), N)
     assert measure.outputs(unused, batches(), N, layer=unused[1]).features_ND.shape == (N, 5)
     with pytest.raises(TypeError, match="classifiers that return logits"):
         gradient_norms(Tupled().double(), *data())

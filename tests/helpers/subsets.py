@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from halfway.lab.recipes.schema import Recipe
+from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
-from tests.helpers.small_training import small
+from tests.helpers.small_training import CPU, load, small
 
 CHANGES = {"model.options": {"width": 16, "blocks": [1, 1, 1, 1]}, "evaluate_every": 4}
 WORDS = [
@@ -39,3 +40,10 @@ def recipe_file(path: Path) -> str:
         "evaluate_every: 4\n"
     )
     return str(path)
+
+
+def stopped(recipe: Recipe, folder: RunFolder, steps: int) -> Training:
+    """A training that is interrupted after so many steps."""
+    training = Training(recipe, load(recipe), CPU, folder, show=False)
+    assert not training.run(lambda: training.step >= steps)
+    return training

@@ -55,6 +55,9 @@ class Method(ABC):
         """The constructor's arguments by name, defaults included."""
         return dict(vars(self).get("_settings", {}))
 
+    def check(self, parts: list[Group], class_balance: bool) -> None:  # noqa: B027 (most can choose any number)
+        """Raise if it cannot choose so many of each group, before proxies are trained for it."""
+
     @abstractmethod
     def choose(self, evidence: Evidence, keep: float, *, class_balance: bool = True, seed: int = 0) -> Coreset:
         """Exactly round(keep N) samples.
@@ -110,13 +113,16 @@ class Greedy(Method):
     def pick(self, evidence: Evidence, parts: list[Group], generator: torch.Generator) -> Picked:
         """Exactly `group.budget` of the ids of each group."""
 
-    def choose(self, evidence: Evidence, keep: float, *, class_balance: bool = True, seed: int = 0) -> Coreset:
+    def check(self, parts: list[Group], class_balance: bool) -> None:
         if self.per_class and not class_balance:
             raise ValueError(
                 f"{self.name} chooses within each class, as its memory and time need; leave class_balance=True, or "
                 "take a method that scores samples"
             )
+
+    def choose(self, evidence: Evidence, keep: float, *, class_balance: bool = True, seed: int = 0) -> Coreset:
         parts = groups(evidence.labels_N, keep, evidence.num_classes, class_balance)
+        self.check(parts, class_balance)
         evidence.require(self.uses, self.name)
         picked = self.pick(evidence, parts, tie_breaker(seed))
         return self._coreset(evidence, keep, class_balance, seed, picked, None)

@@ -6,9 +6,7 @@ Shape suffixes: S chosen samples, N samples of the data set.
 from __future__ import annotations
 
 import array
-import contextlib
 import hashlib
-import os
 import sys
 from collections.abc import Sized
 from dataclasses import asdict, dataclass, field
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from ..state.files import replacing
 from .choosing import checked_labels
 
 _FORMAT = "halfway coreset 1"
@@ -89,20 +88,8 @@ class Coreset:
 
     def save(self, path: str | Path) -> None:
         """Write all of it or nothing. `torch.load(path, weights_only=True)` reads it."""
-        path = Path(path)
-        content = {"format": _FORMAT, **asdict(self)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.tmp")
-        try:
-            with open(aside, "wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                aside.unlink()
-            raise
+        with replacing(Path(path)) as file:
+            torch.save({"format": _FORMAT, **asdict(self)}, file)
 
     @classmethod
     def load(cls, path: str | Path, labels: Tensor | None = None) -> Coreset:
@@ -116,7 +103,14 @@ class Coreset:
             raise ValueError(f"{path} is not a subset file ({type(error).__name__}); {_HOW_TO}") from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
             raise ValueError(f"{path} is not a subset file; {_HOW_TO}")
-        found = cls(**content)
+        try:
+            found = cls(**content)
+            first, last = int(found.ids[0]), int(found.ids[-1])
+            whole = bool((found.ids.diff() > 0).all()) and first >= 0 and last < found.num_samples
+        except (TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{path} is not a subset file of this halfway ({error}); {_HOW_TO}") from error
+        if not whole:
+            raise ValueError(f"{path} does not hold ids in order, each once, of a data set; {_HOW_TO}")
         if labels is not None:
             found.check(labels)
         return found

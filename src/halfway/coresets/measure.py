@@ -36,8 +36,9 @@ def outputs(model: nn.Module, batches: Batches, num_samples: int, layer: nn.Modu
     logits, features = _Table("logits", num_samples), _Table("features", num_samples)
     with _evaluated(model), _watched(model, layer) as seen, torch.no_grad():
         for inputs, _labels_B, ids in _on_device(model, batches):
-            logits.put(ids, model(inputs))
-            features.put(ids, _taken(seen))
+            found_BC = model(inputs)
+            logits.put(ids, found_BC)
+            features.put(ids, _taken(seen, found_BC))
     return Outputs(logits.whole(), features.whole())
 
 
@@ -62,8 +63,9 @@ def short_run(
     with _evaluated(model), _watched(model, layer) as seen:
         for inputs, labels_B, ids in _on_device(model, batches):
             with torch.no_grad():
-                error_norms.put(ids, errors(model(inputs), labels_B).norm(dim=1))
-                feature_norms.put(ids, _taken(seen).norm(dim=1))
+                found_BC = model(inputs)
+                error_norms.put(ids, errors(found_BC, labels_B).norm(dim=1))
+                feature_norms.put(ids, _taken(seen, found_BC).norm(dim=1))
             if gradients:
                 norms.put(ids, gradient_norms(model, inputs, labels_B, chunk))
                 seen.clear()
@@ -139,26 +141,31 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched(model: nn.Module, layer: nn.Module | None) -> Iterator[list[Tensor]]:
-    """A list that receives the input of the classifier at each call."""
-    seen: list[Tensor] = []
+def _watched(model: nn.Module, layer: nn.Module | None) -> Iterator[list[tuple[Tensor, int | None]]]:
+    """A list that receives the input of the classifier at each call, and the width of its output if it is a guess."""
+    seen: list[tuple[Tensor, int | None]] = []
     found = layer or next((m for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)), None)
     if found is None:
         raise ValueError(
             f"this {type(model).__name__} has no linear layer; pass the layer whose input are the features: layer=..."
         )
-    handle = found.register_forward_pre_hook(lambda _module, args: seen.append(args[0].flatten(1)))
+
+    def note(_module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        seen.append((args[0].flatten(1), out.shape[-1] if layer is None else None))
+
+    handle = found.register_forward_hook(note)
     try:
         yield seen
     finally:
         handle.remove()
 
 
-def _taken(seen: list[Tensor]) -> Tensor:
+def _taken(seen: list[tuple[Tensor, int | None]], logits_BC: Tensor) -> Tensor:
     """What the last call showed."""
-    if not seen:
-        raise ValueError("the model did not call its last linear layer; pass its classifier: layer=...")
-    features = seen[-1]
+    if not seen or seen[-1][1] not in (None, logits_BC.shape[-1]):
+        what = f"gives {seen[-1][1]} values, not {logits_BC.shape[-1]} logits" if seen else "was not called"
+        raise ValueError(f"the model's last linear layer {what}; pass its classifier: layer=...")
+    features = seen[-1][0]
     seen.clear()
     return features
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
 from ..blocker.blocker import ForwardBlocker
+from ..state.files import replacing
 
 _NAME = "halfway.pt"
 
 
 def save(blocker: ForwardBlocker, folder: str) -> None:
-    """Written to a temporary file, then renamed, so that no half-written file remains."""
-    path = Path(folder, _NAME)
-    torch.save(blocker.state_dict(), path.with_suffix(".tmp"))
-    os.replace(path.with_suffix(".tmp"), path)
+    """All of it or nothing."""
+    with replacing(Path(folder, _NAME)) as file:
+        torch.save(blocker.state_dict(), file)
 
 
 def load(blocker: ForwardBlocker, folder: str) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from ..state.files import replacing
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -39,7 +40,7 @@ def naming_a_full_disk(path: Path) -> Iterator[None]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write text, creating folders as needed."""
-    with _replacing(path) as file:
+    with naming_a_full_disk(path), replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
@@ -47,27 +48,9 @@ def write_tensors(path: Path, content: Any) -> None:
     """Write what `torch.load(path, weights_only=True)` reads, creating folders as needed."""
     import torch
 
-    with _replacing(path) as file:
+    with naming_a_full_disk(path), replacing(path) as file:
         torch.save(content, file)
 
 
 def write_json(path: Path, content: Any, indent: int = 2) -> None:
     write_whole(path, json.dumps(content, indent=indent) + "\n")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside `path` that is renamed to it once all of it is on the disk, and removed if that fails."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with naming_a_full_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(aside, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                aside.unlink()
-            raise

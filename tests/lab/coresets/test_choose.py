@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from halfway.lab.cli import main
 from halfway.lab.coresets import choose, evidence
 from halfway.lab.coresets.proxies import ProxyOptions, proxy_set
 from halfway.lab.data.memory import MemoryTrainSet
+from halfway.lab.files import write_tensors
 from halfway.lab.models import small as nets
-from halfway.lab.recipes import methods
+from halfway.lab.recipes import methods, schema
 from halfway.lab.recipes.predicted_cost import sample_flops
 from halfway.lab.training import session
 from halfway.lab.training.run_folder import RunFolder
 from tests.helpers import processes
 from tests.helpers.small_training import CPU, load, same, trained
-from tests.helpers.subsets import recipe_file, tiny
+from tests.helpers.subsets import opened, recipe_file, stopped, tiny
 
 
 class Workshop:
@@ -72,7 +74,7 @@ def outputs_of(run: Path, x: Tensor) -> Tensor:
 
 
 def test_el2n_is_the_mean_error_of_short_runs_and_the_largest_of_each_class_are_retained(workshop: Workshop) -> None:
-    found = workshop.read("el2n-0.5-s0.pt")
+    found = workshop.read("el2n-0.5-k2-s0.pt")
     x, y = images()
     errors = []
     for seed in (1000, 1001):
@@ -96,7 +98,7 @@ def test_short_runs_follow_the_schedule_of_the_whole_run_and_end_after_a_tenth(w
 
 
 def test_it_costs_what_was_trained_and_measured(workshop: Workshop) -> None:
-    cost = workshop.read("el2n-0.5-s0.pt").cost
+    cost = workshop.read("el2n-0.5-k2-s0.pt").cost
     flops = sample_flops(tiny())
     assert cost["trainings"] == pytest.approx(2 * 2 / 20)
     assert cost["measuring"] == pytest.approx(2 * 160 * flops.forward / (20 * 32 * flops.step))
@@ -113,7 +115,7 @@ def test_methods_ratios_and_seeds_share_the_trainings(workshop: Workshop, capsys
         assert workshop(method, keep="0.3") == 0, method
         found = workshop.read(f"{method}-0.3-s0.pt")
         assert len(found) == 48
-        assert found.made_from["from"] == ["long-s1000"]
+        assert [name.split()[0] for name in found.made_from["from"]] == ["long-s1000"]
     assert workshop("el2n", "--seed", "4", keep="0.7") == 0
     shown = capsys.readouterr().out
     assert "112 of 160 training images, keep 0.7, pruning ratio 0.3" in shown
@@ -123,9 +125,9 @@ def test_methods_ratios_and_seeds_share_the_trainings(workshop: Workshop, capsys
 @pytest.mark.usefixtures("untrained")
 def test_what_is_measured_once_is_not_measured_again(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence._Measured, "_restored", lambda *_: pytest.fail("measured again"))
-    before = workshop.read("el2n-0.5-s0.pt")
+    before = workshop.read("el2n-0.5-k2-s0.pt")
     assert workshop("el2n") == 0
-    after = workshop.read("el2n-0.5-s0.pt")
+    after = workshop.read("el2n-0.5-k2-s0.pt")
     assert torch.equal(before.ids, after.ids)
 
 
@@ -141,15 +143,15 @@ def test_a_set_that_was_stopped_goes_on_and_ends_the_same(
     assert not list(again.folder.glob("*.pt"))
     monkeypatch.setattr(session, "train", train)
     assert again("el2n") == 0
-    assert torch.equal(again.read("el2n-0.5-s0.pt").ids, workshop.read("el2n-0.5-s0.pt").ids)
+    assert torch.equal(again.read("el2n-0.5-k2-s0.pt").ids, workshop.read("el2n-0.5-k2-s0.pt").ids)
 
 
 def test_moso_has_checkpoints_and_svp_a_smaller_network(workshop: Workshop) -> None:
     assert workshop("moso", "--proxy-runs", "1", "--proxy-epochs", "2") == 0
-    found = workshop.read("moso-0.5-points-e2-s0.pt")
-    assert found.made_from["from"] == ["points-e2-s1000"]
+    found = workshop.read("moso-0.5-points-e2-k1-s0.pt")
+    assert [name.split()[0] for name in found.made_from["from"]] == ["points-e2-s1000"]
     flops = sample_flops(tiny())
-    passes = 2 * (2 * flops.step + 2 * flops.forward)
+    passes = 10 * (2 * flops.step + 2 * flops.forward)  # there are ten steps
     assert found.cost["runs"] == pytest.approx(0.5 + 160 * passes / (640 * flops.step))
     assert workshop("svp", "--proxy-epochs", "1", "model.options.width=8") == 0
     svp = workshop.read("svp-0.5-small-width=8-e1-s0.pt")
@@ -166,7 +168,83 @@ def test_a_retention_record_counts_what_a_run_retained(workshop: Workshop, tmp_p
     assert found.scores is not None
     shares = state["retention"]["retained"].double() / state["retention"]["offered"]
     assert torch.allclose(found.scores.double(), shares)
-    assert found.made_from["from"] == ["run"]
+    assert found.made_from["from"][0].startswith("run ")
+    assert found.made_from["record"]["method"] == "ucb"
+
+
+def test_records_of_several_runs_are_several_files(workshop: Workshop, tmp_path: Path) -> None:
+    made = [choose.Choice("retention", tiny(), 0.5, tmp_path, record=Path("runs") / name) for name in ("a", "b")]
+    assert made[0].file != made[1].file
+    usual, other = (choose.Choice("el2n", tiny(), 0.5, tmp_path, options=ProxyOptions(seed=seed)) for seed in (1000, 7))
+    assert usual.file.name == "el2n-0.5-s0.pt"
+    assert other.file.name == "el2n-0.5-p7-s0.pt"
+
+
+def test_a_file_of_other_proxies_is_made_again(workshop: Workshop) -> None:
+    labels = images()[1]
+    mine = {"folder": workshop.folder, "options": ProxyOptions(runs=2)}
+    recipe = schema.load(workshop.recipe)
+    assert choose.Choice("el2n", recipe, 0.5, **mine).made_already(labels) is not None  # type: ignore[arg-type]
+    changed = recipe.with_settings({"optimizer.lr": 0.03})
+    assert choose.Choice("el2n", changed, 0.5, **mine).made_already(labels) is None  # type: ignore[arg-type]
+
+
+def test_proxies_and_measurements_of_other_images_are_refused(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Workshop(tmp_path)
+    shutil.copytree(workshop.folder, copy.folder)
+    measured = copy.folder / "short-s1000" / evidence.FILE
+    write_tensors(measured, {**torch.load(measured, weights_only=True), "labels": "of others"})
+    assert copy("el2n", "--seed", "3") == 2
+    assert "is about images with other labels; remove it" in capsys.readouterr().err
+    measured.write_bytes(b"half")
+    assert copy("el2n", "--seed", "3") == 2
+    assert "cannot be read" in capsys.readouterr().err
+    environment = copy.folder / "short-s1000" / "environment.json"
+    environment.write_text(environment.read_text().replace('"data": "', '"data": "other '))
+    assert copy("el2n", "--seed", "3") == 2
+    assert "was trained on other " in capsys.readouterr().err
+
+
+def test_a_proxy_that_was_killed_before_its_last_checkpoint_goes_on(workshop: Workshop, tmp_path: Path) -> None:
+    """All its metrics are there by then."""
+    copy = Workshop(tmp_path)
+    shutil.copytree(workshop.folder, copy.folder)
+    run = RunFolder(copy.folder / "short-s1000")
+    recipe = tiny(method="full", seed=1000, stop_after=0.1)
+    half = stopped(recipe, opened(tmp_path / "half", recipe), 1)
+    assert half.step == 1
+    shutil.copy(tmp_path / "half" / "last.pt", run.checkpoint)
+    (copy.folder / "el2n-0.5-k2-s0.pt").unlink()
+    assert copy("el2n") == 0
+    assert torch.equal(copy.read("el2n-0.5-k2-s0.pt").ids, workshop.read("el2n-0.5-k2-s0.pt").ids)
+
+
+IMPOSSIBLE = {
+    "greedy, mixed classes": (["herding", "--no-class-balance"], "leave class_balance=True"),
+    "no room for validation": (["glister", "--keep", "0.95"], "set aside"),
+    "more cut than left": (["ccs", "ccs.beta=0.6"], "beta of at most"),
+    "not every image": (["aum", "--proxy-epochs", "1", "batch_size=48"], "leaves out the last batch"),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+@pytest.mark.usefixtures("untrained")
+def test_what_cannot_be_chosen_is_told_before_proxies_are_trained(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (method, *words), message = IMPOSSIBLE[what]
+    assert Workshop(tmp_path)(method, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_subset_of_other_images_with_the_same_labels_is_refused(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", workshop.recipe, "--subset", str(workshop.folder / "el2n-0.5-k2-s0.pt"), "data.holdout=true"]
+    assert main([*words, "--out", str(workshop.folder / "never")]) == 2
+    assert "was chosen from other images (data.holdout was False, is True)" in capsys.readouterr().err
 
 
 WRONG: dict[str, tuple[list[str], str]] = {

@@ -14,19 +14,10 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("tensorboard")
 
 from halfway.coresets import Dynamics
-from halfway.lab.recipes.schema import Recipe
 from halfway.lab.training import recorders
 from halfway.lab.training.loop import Training, check
-from halfway.lab.training.run_folder import RunFolder
 from tests.helpers.small_training import CPU, load, same, trained
-from tests.helpers.subsets import opened, tiny
-
-
-def stopped(recipe: Recipe, folder: RunFolder, steps: int) -> Training:
-    """A training that is interrupted after so many steps."""
-    training = Training(recipe, load(recipe), CPU, folder, show=False)
-    assert not training.run(lambda: training.step >= steps)
-    return training
+from tests.helpers.subsets import opened, stopped, tiny
 
 
 def test_dynamics_are_those_of_every_presentation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,16 +79,27 @@ def test_a_run_that_stops_early_is_the_beginning_of_the_whole_run(tmp_path: Path
         tiny(stop_after=0.0)
 
 
-def test_checkpoints_are_the_weights_of_evenly_spread_rounds(tmp_path: Path) -> None:
+def test_checkpoints_are_evenly_spread_with_the_learning_rate_of_the_step_to_come(tmp_path: Path) -> None:
     recipe = tiny(method="full", record="checkpoints")
     folder = opened(tmp_path / "run", recipe)
     training = Training(recipe, load(recipe), CPU, folder, show=False)
     assert training.run()
     points = [torch.load(path, weights_only=True) for path in sorted((folder.path / "points").iterdir())]
-    assert [point["step"] for point in points] == [5, 10, 15, 20]
-    assert same(points[-1]["model"], training.model.state_dict())
-    assert not same(points[0]["model"], points[-1]["model"])
-    assert [point["lr"] for point in points] == pytest.approx([m["lr"] for m in folder.read_metrics()])
+    assert [point["step"] for point in points] == list(range(1, 20, 2))
+    plain = tiny(method="full")
+    early = stopped(plain, opened(tmp_path / "early", plain), 7)
+    assert same(points[3]["model"], early.model.state_dict())
+    policy = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer := torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], recipe.optimizer.lr, momentum=0.9),
+        recipe.optimizer.lr,
+        total_steps=20,
+    )
+    rates = []
+    for _ in range(20):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        policy.step()
+    assert [point["lr"] for point in points] == pytest.approx(rates[1::2])
 
 
 def test_what_was_there_before_is_the_same_run_as_ever() -> None:

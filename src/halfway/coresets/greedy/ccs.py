@@ -71,6 +71,19 @@ class CCS(Greedy):
         self._score = _BY[by]()
         self.needs, self.uses = self._score.needs, self._score.uses
 
+    def check(self, parts: list[Group], class_balance: bool) -> None:
+        for group in parts:
+            size, cut = len(group.ids), self._cut(group)
+            if cut > size - group.budget + 1:
+                raise ValueError(
+                    f"beta={cut / size:.3g} cuts {cut} of {size} samples, and {group.budget} are to be retained; take "
+                    f"a beta of at most 1 - keep, {1 - group.budget / size:.3g}"
+                )
+
+    def _cut(self, group: Group) -> int:
+        """How many of the hardest."""
+        return round(self._beta(1 - group.budget / len(group.ids)) * len(group.ids))
+
     def pick(self, evidence: Evidence, parts: list[Group], generator: torch.Generator) -> Picked:
         hardness_N = checked_scores(self._score.score(evidence))
         if evidence.dynamics is not None and hardness_N.isinf().any():
@@ -78,15 +91,8 @@ class CCS(Greedy):
             hardness_N = torch.where(hardness_N.isinf(), most, hardness_N)
         found = []
         for group in parts:
-            size = len(group.ids)
-            beta = self._beta(1 - group.budget / size)
-            cut = round(beta * size)
-            if cut > size - group.budget + 1:
-                raise ValueError(
-                    f"beta={beta:.3g} cuts {cut} of {size} samples, and {group.budget} are to be retained; take a beta "
-                    f"of at most 1 - keep, {1 - group.budget / size:.3g}"
-                )
-            easier = highest(-hardness_N, group.ids, size - min(cut, size - group.budget), generator)
+            left = max(len(group.ids) - self._cut(group), group.budget)
+            easier = highest(-hardness_N, group.ids, left, generator)
             found.append(stratified(hardness_N, easier, group.budget, self.bins, generator))
         return Picked(torch.cat(found))
 

@@ -27,9 +27,11 @@ class Craig(Greedy):
         2020. They choose again in the course of training; here once, as in the tables that compare coresets.
     Cost: a whole training of the network, a forward pass over all samples; per class a matrix of n^2 distances, from
         two Gram matrices.
-    Caveats: train with the weights (divided by their mean), or it is another method; a table should have a row without.
-        Public code has weights that are one too large. A class with more than `block` samples is divided at random into
-        equal parts that choose separately, so that memory stays below about 3 block^2 numbers.
+    Caveats: train with the weights (divided by their mean), or it is another method; a table should have a row
+        without. Public code has weights that are one too large. A class with more than `block` samples is divided at
+        random into equal parts that choose separately, so that memory stays below about 3 block^2 numbers. The last
+        layer's bias counts as one more feature, and logits are taken as that layer gives them: for a classifier
+        without bias, or with scaled logits (`speedrun-cifar10`), it is an approximation.
 
     Args:
         block: the most samples that are compared with each other.

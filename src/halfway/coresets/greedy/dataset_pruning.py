@@ -28,7 +28,9 @@ class DatasetPruning(Greedy):
         removed sample.
     Caveats: H^-1 g is projected to 256 random dimensions, by products of random signs for the two factors of g: dot
         products are right on average. Where C (D + 1) is at most that, nothing is projected. What `influence` says
-        about H holds here. Only the sum has to be small, so samples with large but opposite influences may go together.
+        about H holds here. Only the sum has to be small, so samples with large but opposite influences may go
+        together. The last layer's bias counts as one more feature, and logits are taken as that layer gives them: for
+        a classifier without bias, or with scaled logits (`speedrun-cifar10`), it is an approximation.
 
     Args:
         damping: as for `influence`.

@@ -28,7 +28,9 @@ class Glister(Greedy):
     Cost: a whole training of the network, a forward pass over all samples; in each round a product of n (D + 1) C.
     Caveats: the validation samples are never chosen, so keep is at most 1 - validation. The number of rounds does not
         depend on what is retained, and each is a share of the budget. A trained network's gradients are small, and the
-        choice then hangs on few validation samples.
+        choice then hangs on few validation samples. The last layer's bias counts as one more feature, and logits are
+        taken as that layer gives them: for a classifier without bias, or with scaled logits (`speedrun-cifar10`), it
+        is an approximation.
 
     Args:
         validation: the share of each class that is set aside.
@@ -49,16 +51,24 @@ class Glister(Greedy):
             raise ValueError(f"lr must be positive, got {lr}")
         self.validation, self.every, self.lr = validation, every, lr
 
+    def check(self, parts: list[Group], class_balance: bool) -> None:
+        super().check(parts, class_balance)
+        for group in parts:
+            size, aside = len(group.ids), self._aside(group)
+            if group.budget > size - aside:
+                raise ValueError(
+                    f"{group.budget} of {size} samples of a class are to be retained, and {aside} are set aside for "
+                    f"validation; take a keep below {1 - self.validation:.3g}, or a smaller validation="
+                )
+
+    def _aside(self, group: Group) -> int:
+        return max(1, round(self.validation * len(group.ids)))
+
     def pick(self, evidence: Evidence, parts: list[Group], generator: torch.Generator) -> Picked:
         candidates, judges = [], []
         for group in parts:
             shuffled = group.ids[torch.randperm(len(group.ids), generator=generator)]
-            aside = max(1, round(self.validation * len(shuffled)))
-            if group.budget > len(shuffled) - aside:
-                raise ValueError(
-                    f"{group.budget} of {len(shuffled)} samples of a class are to be retained, and {aside} are set "
-                    f"aside for validation; take a keep below {1 - self.validation:.3g}, or a smaller validation="
-                )
+            aside = self._aside(group)
             judges.append(shuffled[:aside])
             candidates.append(shuffled[aside:])
         panel = _Panel(evidence, torch.cat(judges))

@@ -23,7 +23,9 @@ class Influence(Scored):
         of (D + 1)^2 numbers.
     Caveats: of the last layer only. The product of the means is the mean of the products only where p and phi are
         uncorrelated; a trained network's are correlated, so H is an approximation. Where p is nearly certain for all
-        samples, damping decides. Wrong labels are retained first.
+        samples, damping decides. Wrong labels are retained first. The last layer's bias counts as one more feature,
+        and logits are taken as that layer gives them: for a classifier without bias, or with scaled logits
+        (`speedrun-cifar10`), it is an approximation.
 
     Args:
         damping: added to the diagonals of A and B, relative to their mean eigenvalue. The default is ours.

@@ -21,7 +21,7 @@ class RetentionRecord(Scored):
     Source: ours; users of InfoBatch asked which samples to throw away for good.
     Cost: the run that it is a record of, which need not have been made for this.
     Caveats: a method that retains each sample equally often (random, balanced, rotate) leaves a record of chance. Which
-        method it was belongs into `Coreset.made_from`.
+        method it was is in the file: `Coreset.made_from["record"]`.
 
     Args:
         rule: "most" (default): the samples that were retained most often; "least": those that were pruned.

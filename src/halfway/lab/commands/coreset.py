@@ -109,7 +109,7 @@ def _choice(arguments: argparse.Namespace) -> Choice:
     from .train import read_recipe
 
     record = None if arguments.record is None else Path(arguments.record)
-    if Path(arguments.recipe).is_dir():  # halfway coreset retention RUN_FOLDER
+    if arguments.method == "retention" and Path(arguments.recipe).is_dir():  # halfway coreset retention RUN_FOLDER
         record = Path(arguments.recipe)
         arguments.recipe = str(record / "config.yaml")
     for word in arguments.settings:

@@ -52,6 +52,7 @@ def _choice(trial: Trial, folder: Path) -> Choice:
         round(1 - recipe.require_one_ratio(recipe.method), 6),
         folder.parent / f"coresets-{recipe.name}",
         recipe.draw_seed,
+        recipe.coreset.class_balance,
         options=ProxyOptions(epochs=recipe.coreset.proxy_epochs),
         record=None if recipe.coreset.record is None else Path(recipe.coreset.record),
     )

@@ -10,6 +10,8 @@ methods share, and "measuring"; "set" names the trainings.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +34,7 @@ from ..training.rank import wait_for_all
 from ..training.run_folder import RunFolder
 from ..training.run_result import RunResult
 from . import evidence
-from .chosen import read
+from .chosen import other_images, read
 from .proxies import ProxyOptions, ProxySet, file_name, proxy_set
 
 
@@ -65,11 +67,19 @@ class Choice:
         parts += [f"{key}={value}" for key, value in sorted(self._settings.items())]
         if (self._network or self.options.epochs) and (proxies := self.proxies) is not None:
             parts.append(proxies.name)
+        parts += self.options.words(self.chooser.needs)
+        if self._recorded is not None:
+            parts.append(self._recorded.name)
         return self.out or self.folder / f"{file_name(parts)}-s{self.seed}.pt"
 
     @property
     def _settings(self) -> dict[str, Any]:
         return dict(self.recipe.methods.get(self.method, {}))
+
+    @property
+    def _recorded(self) -> Path | None:
+        """The run whose record is read, if the method reads one."""
+        return self.record if self.chooser.needs == "retention" else None
 
     @property
     def chooser(self) -> coresets.Method:
@@ -105,14 +115,8 @@ class Choice:
                 f"--keep {self.keep:g}`, or coreset.record=RUN_FOLDER for `halfway compare`"
             )
         result = RunResult.read(self.record)
-        mine, theirs = (dataclasses.asdict(recipe.data) for recipe in (self.recipe, result.recipe))
-        differ = [key for key in mine if mine[key] != theirs[key] and key not in ("augment", "memory", "workers")]
-        if differ:
-            key = differ[0]
-            raise ValueError(
-                f"{self.record} was trained on other images (data.{key} was {theirs[key]!r}, is {mine[key]!r}); its "
-                "record is about those"
-            )
+        if differs := other_images(dataclasses.asdict(result.recipe.data), self.recipe):
+            raise ValueError(f"{self.record} was trained on other images ({differs}); its record is about those")
         if not result.finished or not result.recipe.prunes:
             raise ValueError(
                 f"{self.record} is not a finished run that pruned, so it has no record of what it retained"
@@ -133,13 +137,16 @@ class Choice:
         """Choose, and write the file; None after Ctrl-C. What is missing of the proxies is trained first."""
         labels_N = data.train.labels
         assert labels_N is not None
-        groups(labels_N, self.keep, len(data.classes), self.class_balance)  # complains before hours are spent
-        proxies = self.proxies
+        chooser, proxies = self.chooser, self.proxies
+        # These complain before hours are spent.
+        chooser.check(groups(labels_N, self.keep, len(data.classes), self.class_balance), self.class_balance)
+        once = proxies is not None and (proxies.recipes[0].unit, proxies.recipes[0].length) == ("epoch", 1)
+        if once and "dynamics" in chooser.uses and len(data.train) % self.recipe.batch_size:
+            raise ValueError(f"{self.method} needs every image, and one epoch leaves out the last batch; take 2 epochs")
         if proxies is not None and not proxies.train(data, device, command):
             return None
-        chooser = self.chooser
-        if self.record is not None and chooser.needs == "retention":
-            found = evidence.retention(RunFolder(self.record), labels_N, len(data.classes))
+        if self._recorded is not None:
+            found = evidence.retention(RunFolder(self._recorded), labels_N, len(data.classes))
         else:
             found = evidence.gather(labels_N, proxies, chooser.uses, data, device)
         return self._chosen(found, proxies, data, device, command)
@@ -154,6 +161,7 @@ class Choice:
             "recipe": self.recipe.name,
             "settings": self.recipe.as_dict(),
             "from": self._sources(),
+            **({} if self._recorded is None else {"record": RunResult.read(self._recorded).recipe.as_dict()}),
             "data": data.description,
             "command": command,
             "versions": {name: str(version) for name, version in about["versions"].items()},
@@ -167,19 +175,24 @@ class Choice:
         return made
 
     def _sources(self) -> list[str]:
-        """The names of the run folders that it is made from."""
-        if self.record is not None and self.chooser.needs == "retention":
-            return [self.record.name]
-        return [] if self.proxies is None else [run.path.name for run in self.proxies.runs]
+        """The run folders that it is made from: their names, and a digest of what they are."""
+        if self._recorded is not None:
+            counts = evidence.counts(RunFolder(self._recorded))
+            return [f"{self._recorded.name} {_digest({name: each.tolist() for name, each in counts.items()})}"]
+        proxies = self.proxies
+        if proxies is None:
+            return []
+        pairs = zip(proxies.runs, proxies.recipes, strict=True)
+        return [f"{run.path.name} {_digest(recipe.identity())}" for run, recipe in pairs]
 
     def _cost(self, proxies: ProxySet | None, uses: Any, samples: int) -> dict[str, Any]:
         trained, measured, name = 0.0, 0.0, ""
         if proxies is not None:
             trained, measured = evidence.flops_of(proxies, uses, samples)
             name = proxies.name
-        elif self.record is not None and self.chooser.needs == "retention":
-            result = RunResult.read(self.record)
-            trained, name = result.metrics[-1]["spent"] * sample_flops(result.recipe).step, self.record.name
+        elif self._recorded is not None:
+            result = RunResult.read(self._recorded)
+            trained, name = result.metrics[-1]["spent"] * sample_flops(result.recipe).step, self._recorded.name
         unit = run_flops(self.recipe, samples)
         return {
             "flops": trained + measured,
@@ -188,3 +201,7 @@ class Choice:
             "measuring": measured / unit,
             "set": name,
         }
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,10 @@ from ...samplers.base import Decision, EpochSampler
 
 if TYPE_CHECKING:
     from ..recipes.schema import Recipe
+
+
+# Settings of the data that do not say which images there are to train on.
+_NOT_THE_IMAGES = ("size", "augment", "memory", "workers", "evaluate", "test_samples")
 
 
 class ChosenOnce(EpochSampler):
@@ -63,6 +69,9 @@ def sampler_of(recipe: Recipe, labels_N: Tensor | None) -> EpochSampler:
         )
     coreset = Coreset.load(recipe.coreset.file, labels_N)
     _require_content(recipe, coreset)
+    chosen_for = coreset.made_from.get("settings", {}).get("data")
+    if chosen_for and (differs := other_images(chosen_for, recipe)):
+        raise ValueError(f"{recipe.coreset.file} was chosen from other images ({differs}); choose again for these")
     weighted = recipe.coreset.weights and coreset.weights is not None
     return (ChosenOnceWeighted if weighted else ChosenOnce).of(coreset, recipe.draw_seed)
 
@@ -96,6 +105,18 @@ def content_of(coreset: Coreset) -> str:
     if coreset.weights is not None:
         digest.update(f"{coreset.weights.tolist()}".encode())
     return digest.hexdigest()[:16]
+
+
+def other_images(before: Mapping[str, Any], recipe: Recipe) -> str:
+    """How the images that a recipe trains on differ from those of other settings of the data; "" if they do not."""
+    now = dataclasses.asdict(recipe.data)
+    pairs = {key: (before.get(key), now[key]) for key in now if key not in _NOT_THE_IMAGES}
+    differing = ((key, a, b) for key, (a, b) in pairs.items() if _plain(a) != _plain(b))
+    return next((f"data.{key} was {a!r}, is {b!r}" for key, a, b in differing), "")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def kept_per_class(coreset: Coreset, labels_N: Tensor, names: list[str]) -> str:

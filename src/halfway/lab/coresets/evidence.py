@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...coresets import Checkpoint, Dynamics, Evidence, ShortRun, measure
+from ...coresets import Checkpoint, Coreset, Dynamics, Evidence, ShortRun, measure
 from ..data import Data
 from ..files import write_tensors
 from ..progress import Bar
@@ -24,7 +24,7 @@ from ..recipes.schema import Recipe
 from ..training import recorders, session, tasks
 from ..training.loop import Training
 from ..training.rank import wait_for_all
-from ..training.run_folder import RunFolder
+from ..training.run_folder import RunFolder, first_line
 from .proxies import ProxySet
 
 FILE = "measured.pt"
@@ -49,13 +49,19 @@ def gather(
 
 def retention(run: RunFolder, labels_N: Tensor, classes: int) -> Evidence:
     """The evidence in the record of a run that pruned."""
-    counts = _finished(run)["retention"]
-    if len(counts["offered"]) != len(labels_N):
+    found = counts(run)
+    if len(found["offered"]) != len(labels_N):
         raise ValueError(
-            f"{run.path} was trained on {len(counts['offered']):,} images, and these are {len(labels_N):,}; take the "
+            f"{run.path} was trained on {len(found['offered']):,} images, and these are {len(labels_N):,}; take the "
             "record of a run on the same data"
         )
-    return Evidence(labels_N, classes, offered_N=counts["offered"], retained_N=counts["retained"])
+    return Evidence(labels_N, classes, offered_N=found["offered"], retained_N=found["retained"])
+
+
+def counts(run: RunFolder) -> dict[str, Tensor]:
+    """How often a finished run offered and retained each image."""
+    record: dict[str, Tensor] = _finished(run)["retention"]
+    return {name: record[name] for name in ("offered", "retained")}
 
 
 def flops_of(proxies: ProxySet, uses: Sequence[str], samples: int) -> tuple[float, float]:
@@ -80,9 +86,18 @@ class _Measured:
     def __init__(self, recipe: Recipe, run: RunFolder, data: Data, device: torch.device) -> None:
         self.recipe, self.run, self.data, self.device = recipe, run, data, device
         self.path = run.path / FILE
-        self.known: dict[str, Any] = {}
+        assert data.train.labels is not None
+        self.known: dict[str, Any] = {"labels": Coreset.fingerprint_of(data.train.labels)}
         if self.path.is_file():
-            self.known = torch.load(self.path, map_location="cpu", weights_only=True)
+            try:
+                found = torch.load(self.path, map_location="cpu", weights_only=True)
+            except Exception as error:
+                raise ValueError(
+                    f"{self.path} cannot be read ({first_line(error)}); remove it to measure again"
+                ) from error
+            if found.get("labels") != self.known["labels"]:
+                raise ValueError(f"{self.path} is about images with other labels; remove it to measure again")
+            self.known = found
         wait_for_all()
 
     def long_run(self, uses: Sequence[str]) -> dict[str, Any]:

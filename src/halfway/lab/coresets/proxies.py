@@ -31,6 +31,7 @@ from .settings import CoresetSettings
 # Unlike the seeds of the runs that will use the subset.
 FIRST_SEED = 1000
 SHORT_SHARE = 0.1
+_ANOTHER = "another folder (`halfway coreset --folder`, `halfway compare --out`)"
 _NAMES: dict[Needs, str] = {
     "long run": "long",
     "small run": "small",
@@ -55,6 +56,11 @@ class ProxyOptions:
     epochs: int | None = None
     runs: int | None = None
     seed: int = FIRST_SEED
+
+    def words(self, needs: Needs) -> list[str]:
+        """For the name of a file that is made from other runs of the set than usual."""
+        runs = [] if self.runs in (None, _RUNS.get(needs)) or needs not in _RUNS else [f"k{self.runs}"]
+        return [*runs, *([] if self.seed == FIRST_SEED or needs not in _NAMES else [f"p{self.seed}"])]
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,18 @@ class ProxySet:
                 if not _finished(run):
                     run.check_checkpoint()
             except ValueError as error:
-                raise ValueError(str(error).replace("--out", "--folder")) from error
+                raise ValueError(str(error).replace("another with --out", _ANOTHER)) from error
             loop.check(recipe)
 
     def train(self, data: Data, device: torch.device, command: str) -> bool:
         """Train what is missing, from where it stopped. Returns False after Ctrl-C."""
+        for run in self.runs:
+            sessions = run.read_environment()
+            if sessions and sessions[-1]["data"] != data.description:
+                raise ValueError(
+                    f"{run.path} was trained on {sessions[-1]['data']}, and this is {data.description}; choose "
+                    f"{_ANOTHER}"
+                )
         todo = [(recipe, run) for recipe, run in zip(self.recipes, self.runs, strict=True) if not _finished(run)]
         wait_for_all()  # or a rank could find finished what another has just begun
         for i, (recipe, run) in enumerate(todo):
@@ -131,8 +144,6 @@ def proxy_set(recipe: Recipe, needs: Needs, folder: Path, options: ProxyOptions)
         "stop_after": SHORT_SHARE if needs == "short runs" else 1.0,
         "record": _RECORD.get(needs, "nothing"),
     }
-    if needs == "checkpoints" and base.unit == "step":
-        plain["log_every"] = max(1, base.length // 10)
     made = tuple(base.with_settings({**network, **plain, "seed": options.seed + i}) for i in range(runs))
     return ProxySet(_name(needs, options), needs, made, folder)
 
@@ -150,4 +161,6 @@ def file_name(parts: Sequence[str]) -> str:
 
 
 def _finished(run: RunFolder) -> bool:
-    return run.config.exists() and RunResult.read(run.path).finished
+    """By its checkpoint: a run that was killed right before the last one has all its metrics."""
+    state = run.load()
+    return state is not None and state["finished"]

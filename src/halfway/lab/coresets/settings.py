@@ -16,6 +16,7 @@ class CoresetSettings:
     equal_steps: as many steps as on all data, so more epochs. False: as many epochs, so fewer steps.
     small: for `halfway compare`, the network of a method that needs a small one: {options: {width: 8}}.
     proxy_epochs: for `halfway compare`, the length of the proxies' trainings; None: the recipe's.
+    class_balance: for `halfway compare`, whether every class retains the same share.
     record: for `halfway compare`, the run folder whose record `retention` reads.
     """
 
@@ -25,4 +26,5 @@ class CoresetSettings:
     equal_steps: bool = False
     small: dict[str, Any] = field(default_factory=dict)
     proxy_epochs: int | None = None
+    class_balance: bool = True
     record: str | None = None

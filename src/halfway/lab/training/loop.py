@@ -197,6 +197,8 @@ class Training:
             asked = time.perf_counter()
             x, y, ids = next(batches)
             arrived = time.perf_counter()
+            if self.recorder is not None:
+                self.recorder.begin_step(self)
             loss = self.train_step(x, y, ids)
             before, ended = self.step, self._advance(end)
             self._round.add(loss, time.perf_counter() - begin, arrived - asked)
@@ -345,8 +347,6 @@ class Training:
         times = {"seconds": current.seconds, "waited": current.waited, "load": os.getloadavg()[0]}
         logs.write({**metrics, **times, **self._diagnostics()})
         self._round = self._new_round()
-        if self.recorder is not None:
-            self.recorder.end_round(self)
         self._save(logs)
 
     def _blocking(self) -> dict[str, float]:

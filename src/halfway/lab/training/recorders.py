@@ -2,7 +2,7 @@
 
 nothing       the usual run
 dynamics      when each sample was forgotten and by how much it was right, in the checkpoint: `coresets.Dynamics`
-checkpoints   the weights at ten moments, RUN/points/STEP.pt: {"step", "lr", "model"}
+checkpoints   the weights before ten steps, and the learning rate of these, RUN/points/STEP.pt: {"step", "lr", "model"}
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Recorder:
     def observe(self, ids: Tensor, outputs: Tensor, y: Tensor) -> None:
         """In each step, without gradients. Nothing may wait for the device."""
 
-    def end_round(self, training: Training) -> None:
-        """Before the checkpoint of a round: a run that is killed in between does this again, with the same weights."""
+    def begin_step(self, training: Training) -> None:
+        """Before each step. A run that goes on from a checkpoint does this again, with the same weights."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -55,12 +55,13 @@ class DynamicsRecorder(Recorder):
 
 
 class Snapshots(Recorder):
-    """Keeps the weights at the ends of `POINTS` rounds, evenly spread to the last; of all, if there are fewer."""
+    """Keeps the weights in the middle of each `POINTS`-th part of the run. (At its end the learning rate is 0, and so
+    is what a checkpoint would add.)"""
 
-    def end_round(self, training: Training) -> None:
-        rounds = -(-training.steps // training.round_steps)
-        number = -(-training.step // training.round_steps)
-        if training.folder is None or training.rank or number not in {-(-rounds * k // POINTS) for k in range(1, 11)}:
+    def begin_step(self, training: Training) -> None:
+        # Of the part that this step is in.
+        middle = (2 * (training.step * POINTS // training.steps) + 1) * training.steps // (2 * POINTS)
+        if training.folder is None or training.rank or training.step != middle:
             return
         content = {
             "step": training.step,
