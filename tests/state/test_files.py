@@ -21,11 +21,16 @@ def test_folders_are_made_and_nothing_but_the_file_is_left(tmp_path: Path) -> No
 def test_until_it_is_complete_readers_see_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "b.bin"
     path.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), files.replacing(path) as file:
-        file.write(b"half")
-        file.flush()
-        assert path.read_bytes() == b"old"
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with files.replacing(path) as file:
+            file.write(b"half")
+            file.flush()
+            assert path.read_bytes() == b"old"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["b.bin"]
 
