@@ -136,7 +136,7 @@ def test_what_cannot_be_written_leaves_the_old_file_and_nothing_else(
     def fsync(number: int) -> None:
         raise error
 
-    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr("os.fsync", fsync)
     expected = files.DiskFullError if isinstance(error, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
         files.write_whole(tmp_path / "a.txt", "new")
@@ -151,7 +151,7 @@ def test_other_errors_of_the_disk_are_not_called_full(tmp_path: Path, monkeypatc
     def fsync(number: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr("os.fsync", fsync)
     with pytest.raises(OSError, match="Input/output error") as raised:
         files.write_whole(tmp_path / "a.txt", "new")
     assert not isinstance(raised.value, files.DiskFullError)
