@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ pytest.importorskip("tensorboard")
 
 from halfway.lab.cli import main
 from halfway.lab.study import ledger, plan
+from halfway.lab.study.run import _taken
 from tests.helpers.small_training import ENVIRONMENT, SMALL, trained
 
 ARMS = {
@@ -105,6 +108,18 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) 
     assert entry["score"] == whole.task.evaluate(whole.model, whole.data.test, torch.device("cpu")).score
     assert not checkpoint.exists()
     assert main(words(path)) == 0, "nothing is left to do"
+
+
+def test_once_interrupted_a_process_that_ends_its_run_takes_no_other() -> None:
+    """Ctrl-C in the last step of a run has nothing left to stop in it."""
+    waiting: queue.Queue[str] = queue.Queue()
+    stopping = threading.Event()
+    waiting.put("one")
+    waiting.put("another")
+    assert _taken(waiting, stopping) == "one"
+    stopping.set()
+    assert _taken(waiting, stopping) is None
+    assert waiting.get_nowait() == "another"
 
 
 def test_mistakes_are_found_before_anything_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,13 +39,14 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
         command: kept with the results.
     """
     context = multiprocessing.get_context("spawn")
-    waiting, done = context.Queue(), context.Queue()
+    waiting, done, stopping = context.Queue(), context.Queue(), context.Event()
     for run in runs:
         waiting.put(run)
     for _ in range(workers):
         waiting.put(_STOP)
     processes = [
-        context.Process(target=_work, args=(waiting, done, folder, command)) for _ in range(min(workers, len(runs)))
+        context.Process(target=_work, args=(waiting, done, stopping, folder, command))
+        for _ in range(min(workers, len(runs)))
     ]
     failed = 0
     with _one_thread_each(), _interruptible(), Bar(len(runs), "runs", "run") as bar:
@@ -63,6 +64,7 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
                     bar.say(f"{run.label}: {entry['score']:.2f} %")
                 bar.update()
         except BaseException:
+            stopping.set()  # one that is about to end its run does not take another
             waiting.cancel_join_thread()  # else this process would wait until what is left in the queue is taken
             for process in processes:  # each stops after its step and keeps a checkpoint
                 with contextlib.suppress(ProcessLookupError, TypeError):
@@ -88,7 +90,7 @@ def _next(done: Any, processes: Sequence[Any]) -> Any:
                 ) from None
 
 
-def _work(waiting: Any, done: Any, folder: Path, command: str) -> None:
+def _work(waiting: Any, done: Any, stopping: Any, folder: Path, command: str) -> None:
     """One process: runs from the queue until there are none. SIGINT ends it after the step."""
     # Ctrl-C in a terminal reaches the whole group of processes, and the parent passes it on: twice would end a run at
     # once, without a checkpoint.
@@ -104,7 +106,7 @@ def _work(waiting: Any, done: Any, folder: Path, command: str) -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     load = Loader(device)
-    while (run := _taken(waiting)) is not _STOP:
+    while (run := _taken(waiting, stopping)) is not _STOP:
         where = RunFolder(folder / run.key)
         try:
             if not session.train(run.recipe, load(run.recipe), device, where, True, command, show=False):
@@ -116,10 +118,10 @@ def _work(waiting: Any, done: Any, folder: Path, command: str) -> None:
             done.put((run, None, traceback.format_exc()))
 
 
-def _taken(waiting: Any) -> Any:
+def _taken(waiting: Any, stopping: Any) -> Any:
     """The next run; none if the study is interrupted, or its own process is gone and would keep no results."""
     parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
+    if stopping.is_set() or (parent is not None and not parent.is_alive()):
         return _STOP
     try:
         return waiting.get()
