@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from halfway.coresets import DatasetPruning, Evidence
 from halfway.coresets.greedy.dataset_pruning import _Projection, remove, swap
@@ -89,6 +90,47 @@ def test_the_retained_are_those_that_are_not_removed():
         assert int((~kept).sum()) == 8
         draws = [norm(rows, torch.randperm(20, generator=generator(s))[:8]) for s in range(50)]
         assert norm(rows, ~kept) < min(draws)
+
+
+def influences(known, damping):
+    """(N, C E): H^-1 g with a dense H, and g by autograd; nothing of the library is used."""
+    C, ones = known.num_classes, torch.ones(known.num_samples, 1).double()
+    features = torch.cat([known.features_ND.double(), ones], 1)
+    p = known.logits_NC.double().softmax(1)
+    B = torch.stack([torch.diag(q) - torch.outer(q, q) for q in p]).mean(0)
+    A = torch.stack([torch.outer(f, f) for f in features]).mean(0)
+    B, A = (m + damping * m.trace() / len(m) * torch.eye(len(m)).double() for m in (B, A))
+    H = torch.kron(B, A)
+    rows = []
+    for f, logits, label in zip(features, known.logits_NC.double(), known.labels_N, strict=True):
+        move = torch.zeros(C, len(f), dtype=torch.float64, requires_grad=True)
+        loss = F.cross_entropy((logits + move @ f)[None], label[None])
+        rows.append(torch.linalg.solve(H, torch.autograd.grad(loss, move)[0].flatten()))
+    return torch.stack(rows)
+
+
+def test_the_choice_is_that_of_a_slow_search_with_a_dense_curvature():
+    known = evidence()
+    found, rows = DatasetPruning(damping=0.1, swaps=0).choose(known, 0.6), influences(known, 0.1)
+    for c in range(3):
+        ids = (known.labels_N == c).nonzero().squeeze(1).tolist()
+        removed: list[int] = []
+        for _ in range(8):
+            rest = [i for i in ids if i not in removed]
+            removed.append(min(rest, key=lambda i: float(rows[[*removed, i]].sum(0).norm())))
+        assert sorted(set(ids) & set(found.ids.tolist())) == sorted(set(ids) - set(removed))
+
+
+def test_projected_influences_still_cancel():
+    """With more than 256 numbers per sample, as in every real network."""
+    known = evidence(num_samples=240, width=100)
+    found, rows = DatasetPruning(damping=0.1).choose(known, 0.5), influences(known, 0.1)
+    assert rows.shape[1] == 303
+    for c in range(3):
+        ids = (known.labels_N == c).nonzero().squeeze(1)
+        removed = ids[~torch.isin(ids, found.ids)]
+        draws = [norm(rows, ids[torch.randperm(80, generator=generator(s))[:40]]) for s in range(20)]
+        assert norm(rows, removed) < 0.6 * min(draws)
 
 
 def test_without_swaps_it_is_greedy():
