@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("torchvision")
 pytest.importorskip("torchmetrics")
@@ -63,14 +63,18 @@ def images() -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def outputs_of(run: Path, x: Tensor) -> Tensor:
+def network_of(run: Path) -> nn.Sequential:
     state = RunFolder(run).load()
     assert state is not None
     model = nets.build("small_resnet", 10, tiny().model.options, None, 0)
+    assert isinstance(model, nn.Sequential)
     model.load_state_dict(state["model"])
-    model.eval()
-    with torch.no_grad():
-        return model(x)
+    return model.eval()
+
+
+@torch.no_grad()
+def outputs_of(run: Path, x: Tensor) -> Tensor:
+    return network_of(run)(x)
 
 
 def test_el2n_is_the_mean_error_of_short_runs_and_the_largest_of_each_class_are_retained(workshop: Workshop) -> None:
@@ -87,6 +91,16 @@ def test_el2n_is_the_mean_error_of_short_runs_and_the_largest_of_each_class_are_
         mine = (y == label).nonzero().squeeze(1)
         best = mine[found.scores[mine].argsort(descending=True)[:8]]
         assert set(best.tolist()) == set(found.ids.tolist()) & set(mine.tolist())
+
+
+@pytest.mark.usefixtures("untrained")
+@torch.no_grad()
+def test_features_and_logits_are_those_of_the_trained_network_in_the_order_of_the_images(workshop: Workshop) -> None:
+    assert workshop("moderate") == 0
+    known = torch.load(workshop.folder / "long-s1000" / evidence.FILE, weights_only=True)
+    network, x = network_of(workshop.folder / "long-s1000"), images()[0]
+    assert torch.allclose(known["logits_NC"], network(x), atol=1e-4)
+    assert torch.allclose(known["features_ND"], network[:-1](x), atol=1e-4)
 
 
 def test_short_runs_follow_the_schedule_of_the_whole_run_and_end_after_a_tenth(workshop: Workshop) -> None:
