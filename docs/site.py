@@ -24,6 +24,8 @@ OTHERS = [
     "benchmarks/results/README.md",
     "benchmarks/results/methods.md",
     "results/README.md",
+    "results/map/map.md",
+    "results/map/map.svg",
 ]
 _LINK = re.compile(r"(?P<label>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<link>[^)\s]+)\)")
 _CODE = re.compile(r"^```.*?^```|``.+?``|`(?:[^`\n]|\n(?!\n))+`", re.DOTALL | re.MULTILINE)
