@@ -106,7 +106,7 @@ def test_no_evidence_gives_costs_alone_and_says_so() -> None:
 def test_random_with_what_is_likely_lost_in_one_sentence_with_n_intervals_and_scale() -> None:
     found = advised(everywhere(1.0, "no"))
     assert found.recommendation.kind == "random"
-    sentence = " ".join(str(found).split()).partition("Likely lost")[2].partition("images).")[0]
+    sentence = " ".join(str(found).split()).partition("Likely effect on accuracy")[2].partition("images).")[0]
     for part in ("reduced scale", "n = 5", "-1.50 [-2.00, -1.00] points to full data", "to fewer epochs at equal cost"):
         assert part in sentence
 

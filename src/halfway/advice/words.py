@@ -114,7 +114,8 @@ def _lost(found: Recommendation) -> str:
     told = [_effect(rung, each) for rung, each in zip(found.rungs, found.findings, strict=False)]
     if not told:
         return "Nothing is known about what is lost in accuracy." if found.kind == "no evidence" else ""
-    return f"Likely lost, by runs at a reduced scale that ended with about as many small losses: {'; '.join(told)}."
+    on = "Likely effect on accuracy, by runs at a reduced scale that ended with about as many small losses"
+    return f"{on}: {'; '.join(told)}."
 
 
 def _effect(rung: Rung, finding: Finding) -> str:
