@@ -40,10 +40,8 @@ def carry_out(runs: Sequence[Run], folder: Path, results: Path, workers: int, co
     """
     context = multiprocessing.get_context("spawn")
     waiting, done, stopping = context.Queue(), context.Queue(), context.Event()
-    for run in runs:
-        waiting.put(run)
-    for _ in range(workers):
-        waiting.put(_STOP)
+    for each in [*runs, *[_STOP] * workers]:
+        waiting.put(each)
     processes = [
         context.Process(target=_work, args=(waiting, done, stopping, folder, command))
         for _ in range(min(workers, len(runs)))
