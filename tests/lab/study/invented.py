@@ -64,7 +64,7 @@ def entry(run: Run, score: float, loss: float | None = None, small: float = 0.25
         "training_small_losses": 0.4,
         "cost": cost_of(run),
         "pruned": 0.5,
-        "chosen_by_density": None,
+        "chosen_by_density": 0.9 if run.recipe.method == "pfb" else None,
         "curve": [[1.0, score - 5, 1.0, 0.01, 1.0], [2.0, score, 1.0, small, 0.5]],
         "date": "2024-05-06",
         "versions": {"halfway": "0.0", "torch": "9.8.7"},

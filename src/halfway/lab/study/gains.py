@@ -84,15 +84,18 @@ def gains(arms: Sequence[Arm]) -> list[Gain]:
     made = []
     for base in dict.fromkeys(arm.base for arm in arms):
         here = [arm for arm in arms if arm.base == base and arm.entries]
-        families = {arm.name: arm.family for arm in here}
-        of_score = residual({arm.name: arm.scores for arm in here}, families) if here else None
-        with_loss = [arm for arm in here if arm.losses]
-        of_loss = residual({arm.name: arm.losses for arm in with_loss}, families) if with_loss else None
+        of_score, of_loss = spread(here, "scores"), spread(here, "losses")
         for arm in here:
             score = beside(arm.cost, arm.scores, _curves(arm, here, "scores"), of_score)
             loss = beside(arm.cost, arm.losses, _curves(arm, here, "losses"), of_loss)
             made.append(Gain(arm, score, loss))
     return made
+
+
+def spread(here: Sequence[Arm], measure: str) -> Residual | None:
+    """Of scores or losses, pooled over the arms of a recipe and stage; None if there is nothing to estimate it from."""
+    found = {arm.name: getattr(arm, measure) for arm in here if getattr(arm, measure)}
+    return residual(found, {arm.name: arm.family for arm in here}) if found else None
 
 
 def _curves(arm: Arm, others: Sequence[Arm], measure: str) -> dict[Control, list[Point]]:

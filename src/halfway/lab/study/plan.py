@@ -16,7 +16,8 @@
 
 The arm `full` is full data; any other names its method. `times` multiplies what the recipe says, `window_of_run` is a
 window in shares of the run's length, and {recipe} in a text stands for the recipe's name. `primary: [pfb deep]` in a
-stage names, before any result, the arms of which claims are made; all others are exploratory, see `holm`.
+stage names, before any result, the arms whose verdicts are corrected for their number; all others are exploratory, see
+`holm`. `claims` are what a paper says about arms, see `claims`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from ..recipes.schema import Recipe
 _NO_EFFECT = ("name", "log_every", "evaluate_every", "training_score")
 # What an arm can have fewer of than its stage.
 _FEWER = ("seeds", "recipes")
-_STAGE = {"recipes", "seeds", "fewer_seeds", "settings", "arms", "about", "primary"}
+_STAGE = {"recipes", "seeds", "fewer_seeds", "settings", "arms", "about", "primary", "claims"}
+_CLAIM = {"says", "arm", "than", "within", "paper"}
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,18 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
                     f"stage {name}: fewer_seeds gives a recipe of the stage some of its seeds, as in "
                     f"{{{stage['recipes'][0]}: [{stage['seeds'][0]}]}}; got {{{base}: {seeds}}}"
                 )
-        for arm in stage.get("primary", []):
+        for claim in stage.get("claims", []):
+            if not isinstance(claim, dict) or not {"says", "arm", "than"} <= set(claim) <= _CLAIM:
+                raise ValueError(
+                    f"stage {name}: a claim has says, arm and than, and maybe within and paper, as in "
+                    f"{{says: better than full data, arm: pfb, than: full}}; got {claim!r}"
+                )
+        named = [("primary", arm) for arm in stage.get("primary", [])]
+        named += [("a claim", claim[key]) for claim in stage.get("claims", []) for key in ("arm", "than")]
+        for where, arm in named:
             if arm not in stage["arms"]:
                 raise ValueError(
-                    f"stage {name}: primary names {arm!r}, which is no arm of it; {did_you_mean(arm, stage['arms'])}"
+                    f"stage {name}: {where} names {arm!r}, which is no arm of it; {did_you_mean(arm, stage['arms'])}"
                 )
     return {str(name): stage for name, stage in stages.items()}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ... import tables
 from ..comparison.paired import Difference
 from ..comparison.verdict import tally
-from . import predictor
+from . import claims, predictor
 from .arms import Arm
 from .gains import CONTROLS, Gain, key
 from .holm import detectable, half_width
@@ -26,6 +26,7 @@ COLUMNS = (
     "could be seen",
     "equivalent cost",
     "gain in test loss",
+    "chosen by density",
 )
 _EXPLORATORY = "exploratory"
 
@@ -78,7 +79,19 @@ def _stage(study: Study, name: str) -> list[str]:
         if here:
             parts += [f"### {base}: {here[0].arm.recipe.title}", _full(here)]
             parts.append(tables.markdown(*_filled([_cells(study, each) for each in here])))
+            parts += _claims(study, name, base)
     return parts
+
+
+def _claims(study: Study, name: str, base: str) -> list[str]:
+    """What the paper says, beside what was measured here."""
+    judged = claims.judge(study.stages[name], study.arms[name], base)
+    rows = [[c["says"], c["arm"], c["than"], str(c.get("paper", "")), found, told] for c, found, told in judged]
+    if not rows:
+        return []
+    told = "Claims, each with the difference of two arms in points. Reproduced, not reproduced: the interval lies on "
+    told += "that side of zero, or of the margin named in the claim. All of this is exploratory."
+    return [told, tables.markdown(["claim", "arm", "than", "the paper's", "here", "verdict"], rows, words=4)]
 
 
 def missing(members: Sequence[Arm]) -> str:
@@ -133,6 +146,7 @@ def _cells(study: Study, each: Gain) -> list[str]:
         "" if shown is None else _could_be_seen(shown),
         "" if shown is None or beside.equivalent is None else str(beside.equivalent),
         "" if in_loss is None else _fine(in_loss),
+        "" if (share := arm.mean("chosen_by_density")) is None else f"{100 * share:.0f} %",
     ]
 
 
