@@ -134,12 +134,24 @@ def test_the_command_works_with_validation_runs_alone(tmp_path: Path, capsys: py
     rates = stage(["ladder-c16"], {k: CONTROLS[k] for k in ("full", "random 0.5", "shorter 0.5")})
     rates["settings"] = {"data.evaluate": "validation"}
     file = write(tmp_path, {"rates": rates, **CONFIRM}, results({"rates": rates}))
-    assert cli.main(["study", str(file), "--table", "--stages", "rates"]) == 0
-    assert "no plot yet" in capsys.readouterr().out
-    assert "confirm" not in (tmp_path / "map.md").read_text()
-    assert not (tmp_path / "map.svg").exists()
     assert cli.main(["study", str(file), "--table"]) == 0
+    assert "no plot yet" in capsys.readouterr().out
+    assert not (tmp_path / "map.svg").exists()
     assert "None of its 108 runs is there yet." in (tmp_path / "map.md").read_text()
+
+
+def test_tables_of_some_stages_do_not_replace_the_page_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = {**CONFIRM, "more": stage(["ladder-c4"], CONTROLS, about="another one")}
+    file = write(tmp_path, stages, results())
+    assert cli.main(["study", str(file), "--table", "--stages", "confirm"]) == 0
+    printed = capsys.readouterr().out
+    assert "## The primary family (confirm)" in printed
+    assert "another one" not in printed
+    assert not (tmp_path / "map.md").exists()
+    assert cli.main(["study", str(file), "--table", "--stages", "more", "--evidence", str(tmp_path / "e.json")]) != 0
+    assert "leave out --stages" in capsys.readouterr().err
 
 
 def test_without_results_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,8 @@ A stage of a study:
 beside random pruning without window and full data for fewer steps, each at the arm's own cost. For that a stage needs
 the arm `full` and both controls at two costs or more, or at the costs of its arms; a run that another stage has made is
 not repeated. Holm's correction is made over the arms that stages name as `primary`, on all of their recipes; all else
-is exploratory. --evidence FILE also writes the extract that `halfway advise` goes by.
+is exploratory. `claims` of a stage, what a paper says about two of its arms, get a table of their own. With --stages
+the page is printed and not written. --evidence FILE also writes the extract that `halfway advise` goes by.
 """
 _EPILOG = """\
 examples:
@@ -78,10 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
     for name in wanted:
         if name not in stages:
             raise ValueError(f"no stage {name!r}; {did_you_mean(name, stages)}")
+    if arguments.evidence is not None and (not arguments.table or arguments.stages):
+        raise ValueError("--evidence is written with the tables of all stages: add --table, leave out --stages")
     if arguments.table:
         return _table(stages, wanted, results, session.command_line(), arguments.evidence)
-    if arguments.evidence is not None:
-        raise ValueError("--evidence is written with the tables: add --table")
     left = []
     for name in wanted:
         runs = plan.runs(name, stages[name], arguments.data)
@@ -114,6 +115,8 @@ def _table(
     image = results.with_name("map.svg")
     page = tables.page(study, wanted, command, image.name if shown is not None else None)
     print(page)
+    if len(wanted) < len(stages):  # a page of some stages would replace that of all
+        return 0
     write_whole(results.with_name("map.md"), page)
     print(f"written to {results.with_name('map.md')}")
     if extract is not None:
