@@ -313,4 +313,4 @@ def test_rho_reads_the_file_and_compare_says_what_it_cost(
     line = f"{file} cost as much as {cost:.2f} runs on full data"
     assert line in said
     assert line in (out / "table.md").read_text()
-    assert f"it pays when {entry['pays_after']} runs share it" in said
+    assert f"cheaper than full data when {entry['pays_after']} runs share it" in said
