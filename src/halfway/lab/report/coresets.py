@@ -141,11 +141,12 @@ def _figure(labels: Sequence[str], matrix_KK: Tensor, scored: Sequence[bool]) ->
 
     def draw(axes: Any, theme: Theme) -> None:
         axes.imshow(matrix_KK.numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
+        axes.set_anchor("N")
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=8)
         for i, row in enumerate(matrix_KK.tolist()):
             for j, value in enumerate(row):
-                text = f"{value:.2f}".replace("0.", ".") if value == value else "–"
+                text = f"{round(value, 2) + 0.0:.2f}".replace("0.", ".") if value == value else "–"
                 colour = "#ffffff" if abs(value) > 0.6 else "#222222"
                 if len(names) <= LEGIBLE:
                     axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=6)
