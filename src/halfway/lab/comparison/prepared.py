@@ -44,8 +44,8 @@ class Prepared:
     def __str__(self) -> str:
         if self.cost is None:
             return f"{self.label}: what {self.file} cost is not known, and not in the FLOPs."
-        runs = self.pays_after
-        pays = "never cheaper than full data" if runs is None else f"cheaper than full data when {runs} runs share it"
+        shared = "" if self.pays_after == 1 else f" when {self.pays_after} runs share it"
+        pays = "never cheaper than full data" if self.pays_after is None else f"cheaper than full data{shared}"
         if self.keep is not None:
             first = f"{self.label}: keeps {self.keep:.3g} of the images; a run cost {self.run:.3f} of one on full data"
             if not self.proxies:
