@@ -26,6 +26,7 @@ OTHERS = [
     "results/README.md",
     "results/map/map.md",
     "results/map/map.svg",
+    "results/coresets-cifar10/agreement.png",
 ]
 _LINK = re.compile(r"(?P<label>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<link>[^)\s]+)\)")
 _CODE = re.compile(r"^```.*?^```|``.+?``|`(?:[^`\n]|\n(?!\n))+`", re.DOTALL | re.MULTILINE)
