@@ -168,6 +168,11 @@ def test_each_arm_has_its_role() -> None:
     assert members["pfb"].rung == ("C", 16)
 
 
+def test_the_recipe_of_a_hundred_classes_is_no_rung() -> None:
+    stages = {"a": stage(["ladder-cifar100"], CONTROLS, seeds=(0,))}
+    assert all(arm.rung is None for arm in arms(plan.runs("a", stages["a"], "data"), []))
+
+
 def test_controls_are_compared_with_the_other_control_and_a_second_draw_with_the_first() -> None:
     found = gains(collected({**CONTROLS, **PFB}))
     assert not named(found, "full").score.differences

@@ -23,7 +23,7 @@ Role = Literal["full", "random", "again", "shorter", "method"]
 _RANDOM = ("random", "random_even")
 # What may differ between an arm and its controls. Anything else, such as the learning rate, has controls of its own.
 _OWN = {"method", "prune_ratio", "seed", "selection_seed", "cut", "window", *IMPLEMENTATIONS}
-_RUNG = re.compile(r"ladder-([a-z]+)(\d+)")
+_RUNG = re.compile(r"ladder-([a-z])(\d+)")  # ladder-cifar100 is none: it has that many classes
 _LAST_SHARE = 3  # the column of a curve, see `ledger`
 
 
