@@ -325,7 +325,7 @@ def recipe_of(results: dict[Group, dict[int, RunResult]]) -> Recipe:
     return from_dict({key: value for key, value in content.items() if key not in OF_A_RUN})
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/results.json")))
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("rivals-*/results.json")))
 def test_results_of_the_first_release_are_read(name: str) -> None:
     read = recorded.read(RESULTS / name)
     assert read is not None
