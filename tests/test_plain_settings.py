@@ -52,6 +52,7 @@ SETTINGS: dict[Any, dict[str, Any]] = {
     },
     selectors.DensityPublic: {"num_centroids": 4, "dim": 3, "noise": 0.5, "beta": 0.25},
     selectors.Rotate: {"num_samples": N},
+    selectors.ClassBalanced: {"q": 0.5, "target": 1},
     selectors.LastLoss: {"temperature": 0.5, "num_samples": N},
     selectors.LastLossHard: {"num_samples": N},
     selectors.LastLossProportional: {

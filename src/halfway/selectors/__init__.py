@@ -11,6 +11,7 @@ from .balanced import Balanced
 from .balanced_proportional import BalancedProportional
 from .balanced_remembered import BalancedRemembered
 from .base import Candidates, OutputRanking, Ranking, Selection, Selector
+from .class_balanced import ClassBalanced
 from .density import Density
 from .density_public import DensityPublic
 from .divbs import DivBS
@@ -41,6 +42,7 @@ SELECTORS: dict[str, type[Selector]] = {
         # Decided before the model runs.
         Random,
         Rotate,
+        ClassBalanced,
         LastLoss,
         LastLossHard,
         LastLossProportional,
@@ -86,6 +88,7 @@ __all__ = [
     "BalancedProportional",
     "BalancedRemembered",
     "Candidates",
+    "ClassBalanced",
     "Density",
     "DensityPublic",
     "DivBS",

@@ -28,7 +28,11 @@ from ...selectors.base import Needs
 FULL = "full"
 
 # Settings that the training fills in itself, from the data, the loss and the run.
-_FILLED_IN = {"self", "data", "prune_ratio", "common", "loss_fn", "num_samples", "num_classes", "target"}
+_FILLED_IN = {"self", "data", "prune_ratio", "common", "target", "loss_fn"} | {
+    "num_samples",
+    "num_classes",
+    "class_counts",
+}
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,10 @@ def names() -> list[str]:
 
 def comparable() -> list[str]:
     """The methods that need no preparation: all but those that compare with the losses of another model, and `proxy`,
-    which needs a small one, and coresets. Without controls, which are no methods to choose from."""
-    prepared = ("rho", "rho_remembered", "proxy", *CORESETS, *CONTROLS)
-    return [name for name in names() if name not in prepared]
+    which needs a small one, and coresets. Without controls, which are no methods to choose from, and `class_balanced`,
+    which is random pruning where classes are even."""
+    others = ("rho", "rho_remembered", "proxy", "class_balanced", *CORESETS, *CONTROLS)
+    return [name for name in names() if name not in others]
 
 
 def resolve(name: str) -> str:

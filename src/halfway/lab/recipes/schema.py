@@ -229,7 +229,7 @@ class Recipe:
     def selector(self, **known: Any) -> Selector | None:
         """A new selector with its settings, if the method decides within the batch.
 
-        known: what a selector may ask for (`loss_fn`, `num_samples`, `num_classes`).
+        known: what a selector may ask for (`loss_fn`, `num_samples`, `class_counts`).
         """
         method = self.pruning
         if method is None or method.before_epoch:

@@ -31,6 +31,7 @@ from ...blocker.blocker import ForwardBlocker
 from ...functional import retained_count
 from ...modules import find_layer
 from ...seeds import seed_of
+from ...selectors.class_balanced import ClassBalanced
 from ...selectors.proxy import Proxy
 from ..data import Data
 from ..models import small as nets
@@ -146,7 +147,9 @@ class Training:
 
     def _make_blocker(self) -> ForwardBlocker | None:
         loss_fn = self.task.loss_for(self.recipe)
-        selector = self.recipe.selector(loss_fn=loss_fn, num_samples=len(self.data.train))
+        labels = self.data.train.labels
+        counts = None if labels is None else torch.bincount(labels.cpu(), minlength=self.recipe.data.classes)
+        selector = self.recipe.selector(loss_fn=loss_fn, num_samples=len(self.data.train), class_counts=counts)
         if selector is None:
             return None
         if isinstance(selector, Proxy):
@@ -447,6 +450,8 @@ def check(recipe: Recipe, ranks: int = 1) -> None:
     left = size if selector is None else retained_count(size, recipe.ratios.largest)
     recipe.sampler(samples=1000, per_epoch=10)  # raises if its settings are wrong
     recorders.check(recipe)
+    if recipe.task == "segmentation" and recipe.method == ClassBalanced.name:
+        raise ValueError("the method 'class_balanced' needs one class per image, which segmentation has not")
     needed = task.smallest_batch
     if left < needed:
         raise ValueError(
