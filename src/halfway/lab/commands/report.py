@@ -19,7 +19,8 @@ comparison, the table and the first figure are written from it.
 Pictures need the data set: --data says where it is now. Without it the rest of the page is still written.
 
 RUN may also be a folder of subset files (`halfway coreset`): the page then shows how far the methods' scores agree, and
-which images each of them likes most and least.
+which images each of them likes most and least. Or that of a study (study.yaml and its runs.jsonl): the map, the primary
+family, claims, and every arm of every stage in one table.
 
 A report runs no code that the runs name. Sections that need a user's own model (package.module:factory, or options of
 torchvision's or timm's builder) are left out unless you --trust the runs.
@@ -30,6 +31,7 @@ examples:
   halfway report runs/compare-tiny-cifar10 --data data --out cifar10.html
   halfway report runs/tiny-cifar10-full-s0 runs/tiny-cifar10-pfb-0.5-s0
   halfway report runs/coresets-tiny-cifar10
+  halfway report results/map                           (a study)
   halfway report runs/mine --trust                     (trained on my own model)
   halfway report runs/noise-a runs/noise-b --title "Noise, two sweeps"
 """
@@ -60,22 +62,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Read the runs, write the page."""
     from .. import report
     from ..files import write_whole
-    from ..report import coresets
+    from ..report import coresets, studies
 
     out = Path(arguments.out) if arguments.out else Path(arguments.runs[0]) / "report.html"
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, like {out / 'report.html'}")
-    subsets = Path(arguments.runs[0]) if len(arguments.runs) == 1 else None
-    runs = None if subsets is not None and coresets.holds_subsets(subsets) else report.runs.read(arguments.runs)
+    folder = Path(arguments.runs[0]) if len(arguments.runs) == 1 else None
+    if folder is not None and coresets.holds_subsets(folder):
+        opinions = coresets.opinions(folder)
+        told, page = f"{len(opinions)} methods", coresets.write(opinions, arguments.data, arguments.title)
+    elif folder is not None and studies.holds_study(folder):
+        study = studies.read(folder)
+        told, page = f"{len(study.stages)} stages", studies.write(study, folder, arguments.title)
+    else:
+        runs = report.runs.read(arguments.runs)
+        left_out = f", {len(runs.unfinished)} left out: not finished" if runs.unfinished else ""
+        told = f"{len(runs.finished)} runs" if runs.finished else f"{len(runs.rows)} rows of results.json"
+        told, page = f"{told}{left_out}", report.write(runs, arguments.data, arguments.title, arguments.trust)
     try:
-        if runs is None:
-            assert subsets is not None
-            print(coresets.write_to(subsets, out, arguments.data, arguments.title))
-            return 0
-        write_whole(out, report.write(runs, arguments.data, arguments.title, arguments.trust))
+        write_whole(out, page)
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror}); choose another with --out") from error
-    left_out = f", {len(runs.unfinished)} left out: not finished" if runs.unfinished else ""
-    told = f"{len(runs.finished)} runs" if runs.finished else f"{len(runs.rows)} rows of results.json"
-    print(f"{told}{left_out}. Look at {out}")
+    print(f"{told}. Look at {out}")
     return 0

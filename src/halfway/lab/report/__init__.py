@@ -10,13 +10,13 @@ Sections are functions that return plain values, which `page.html` renders. Begi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from ..comparison import table, verdict
 from ..comparison.results import Row
 from . import page, plots, scatter
+from .cells import first_number
 from .gallery import centroid_gallery, galleries
 from .method import how_it_was_measured
 from .pictures import load_pictures
@@ -80,14 +80,9 @@ def _table(rows: Sequence[Row]) -> dict[str, Any]:
     filled = [i for i in range(len(table.COLUMNS)) if any(line[i] for line in every)]
     lines = []
     for place, (row, cells) in enumerate(zip(rows, every, strict=True)):
-        shown = [{"text": cells[i].replace("p = ", "p\u00a0=\u00a0"), "sort": _number(cells[i])} for i in filled]
+        shown = [{"text": cells[i].replace("p = ", "p\u00a0=\u00a0"), "sort": first_number(cells[i])} for i in filled]
         lines.append({"method": row.group.method, "label": row.group.label, "place": len(rows) - place, "cells": shown})
     return {"header": [table.COLUMNS[i] for i in filled], "rows": lines}
-
-
-def _number(cell: str) -> str:
-    found = re.match(r"[+-]?\d+(\.\d+)?", cell)
-    return found[0] if found else ""
 
 
 def _unfinished(runs: Runs) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..report.page import LIGHT, minus, style
 from .gains import Gain, of_ladders
@@ -47,8 +47,8 @@ def stage_of(study: Study, wanted: Sequence[str]) -> str | None:
     return next(iter(primary), max(known, key=lambda name: known[name], default=None))
 
 
-def draw(study: Study, stage: str, paths: Sequence[Path]) -> None:
-    """Write the picture to each path, in the format that its ending names."""
+def draw(study: Study, stage: str, targets: Sequence[Path | IO[bytes]]) -> None:
+    """Write the picture to each target: a file in the format that its ending names, or a stream, as SVG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -72,9 +72,10 @@ def draw(study: Study, stage: str, paths: Sequence[Path]) -> None:
         axes[1, 0].set_ylabel("equivalent cost / own cost")
         handles = [axes[0, 0].plot([], [], label=name, ms=5, lw=1.8, **look)[0] for name, look in looks.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(names)), fontsize=9.5)
-        for path in paths:
-            dated = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 150}
-            figure.savefig(path, facecolor="white", **dated)
+        for target in targets:
+            kind = target.suffix[1:] if isinstance(target, Path) else "svg"
+            more: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {"dpi": 150}
+            figure.savefig(target, format=kind, facecolor="white", **more)
 
 
 def _look(i: int) -> dict[str, Any]:

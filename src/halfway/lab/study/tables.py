@@ -29,6 +29,19 @@ COLUMNS = (
     "chosen by density",
 )
 _EXPLORATORY = "exploratory"
+# What the columns are.
+NOTES = (
+    "Cost: FLOPs of a run relative to full data. Score: % on the images named, after the last epoch, mean over n "
+    "seeds. Differences are paired by seed, in points, with the 95 % interval from the residual of arm + seed, "
+    "pooled over the arms of a recipe and stage. To random, to shorter: random pruning without window, and full "
+    "data for fewer steps, each at the arm's own cost (linear in log cost between its runs and full data). Gain: "
+    "over that of the two with the larger mean there, r or s; the larger of two means is a little too large by "
+    "chance, so gains are rather understated. Could be seen: half the width of the gain's interval / the true "
+    "difference that is found with a probability of 0.8. Equivalent cost: the least cost at which the better "
+    "control reaches the arm's score, and the ends of the gain's interval; ≤ and ≥ where its curve ends. Test "
+    "loss: the same with the sign turned, so that more is better; its better control is its own. Verdicts other "
+    "than on the primary family are exploratory: one in twenty comes about by chance."
+)
 
 
 # ---------------------------------------------------------------------- the page
@@ -46,25 +59,14 @@ def page(study: Study, wanted: Iterable[str], command: str, picture: str | None)
     parts = ["# When does it pay to choose samples?", f"`{command}`"]
     if picture is not None:
         parts.append(f"![Gain over the better control along each ladder]({picture})")
-    parts += [_notes(), *_primary(study, wanted)]
+    parts.append(NOTES)
+    for name in wanted:
+        if study.stages[name].get("primary"):
+            header, rows, told = primary(study, name)
+            parts += [f"## The primary family ({name})", tables.markdown(header, rows), told]
     for name in wanted:
         parts += _stage(study, name)
-    return "\n\n".join([*parts, *_predictor(study, wanted), *_provenance(study, wanted)]) + "\n"
-
-
-def _notes() -> str:
-    return (
-        "Cost: FLOPs of a run relative to full data. Score: % on the images named, after the last epoch, mean over n "
-        "seeds. Differences are paired by seed, in points, with the 95 % interval from the residual of arm + seed, "
-        "pooled over the arms of a recipe and stage. To random, to shorter: random pruning without window, and full "
-        "data for fewer steps, each at the arm's own cost (linear in log cost between its runs and full data). Gain: "
-        "over that of the two with the larger mean there, r or s; the larger of two means is a little too large by "
-        "chance, so gains are rather understated. Could be seen: half the width of the gain's interval / the true "
-        "difference that is found with a probability of 0.8. Equivalent cost: the least cost at which the better "
-        "control reaches the arm's score, and the ends of the gain's interval; ≤ and ≥ where its curve ends. Test "
-        "loss: the same with the sign turned, so that more is better; its better control is its own. Verdicts other "
-        "than on the primary family are exploratory: one in twenty comes about by chance."
-    )
+    return "\n\n".join([*parts, *_predictor(study, wanted), provenance(study, wanted)]) + "\n"
 
 
 def _stage(study: Study, name: str) -> list[str]:
@@ -78,7 +80,7 @@ def _stage(study: Study, name: str) -> list[str]:
         here = [each for each in found if each.arm.base == base]
         if here:
             parts += [f"### {base}: {here[0].arm.recipe.title}", _full(here)]
-            parts.append(tables.markdown(*_filled([_cells(study, each) for each in here])))
+            parts.append(tables.markdown(*_filled([cells(study, each) for each in here])))
             parts += _claims(study, name, base)
     return parts
 
@@ -125,7 +127,8 @@ def _full(here: Sequence[Gain]) -> str:
     return ", ".join(parts) + "."
 
 
-def _cells(study: Study, each: Gain) -> list[str]:
+def cells(study: Study, each: Gain) -> list[str]:
+    """An arm's line, by `COLUMNS`."""
     arm, beside, gain = each.arm, each.score, each.score.gain
     word = study.word(each)
     told = ""
@@ -179,39 +182,28 @@ def _filled(rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
 # ------------------------------------------------------- the primary family, the predictor
 
 
-def _primary(study: Study, wanted: Sequence[str]) -> list[str]:
-    """A table of arms by recipes: gain and word, after Holm's correction."""
-    parts = []
-    for name in wanted:
-        stage = study.stages[name]
-        contenders = stage.get("primary", [])
-        if not contenders:
-            continue
-        by_key = {key(each.arm): each for each in study.gains[name]}
-        rows, words = [], []
-        for arm in contenders:
-            cells = [arm]
-            for base in stage["recipes"]:
-                each = by_key.get((name, base, arm))
-                word = None if each is None else study.word(each)
-                if each is None or word is None:
-                    cells.append("missing")
-                    continue
-                words.append(word)
-                cells.append(f"{each.score.gain}, {word}")
-            rows.append(cells)
-        there, short = len(study.adjusted), any(arm.missing for arm in study.arms[name])
-        told = f"After Holm's correction over {study.family} comparisons: {tally(words)}." if words else ""
-        partial = ""
-        if there < study.family:
-            partial = f" {there} of the {study.family} are there; the others count as if they showed nothing."
-        partial += " Some arms lack seeds: these words may change." if words and short else ""
-        parts += [
-            f"## The primary family ({name})",
-            tables.markdown(["gain over the better control", *stage["recipes"]], rows),
-            f"{told}{partial}".strip(),
-        ]
-    return parts
+def primary(study: Study, name: str) -> tuple[list[str], list[list[str]], str]:
+    """Of a stage that has one: a table of arms by recipes, gain and word after Holm's correction, and what it says."""
+    stage = study.stages[name]
+    by_key = {key(each.arm): each for each in study.gains[name]}
+    rows, words = [], []
+    for arm in stage["primary"]:
+        row = [arm]
+        for base in stage["recipes"]:
+            each = by_key.get((name, base, arm))
+            word = None if each is None else study.word(each)
+            if each is None or word is None:
+                row.append("missing")
+                continue
+            words.append(word)
+            row.append(f"{each.score.gain}, {word}")
+        rows.append(row)
+    there, short = len(study.adjusted), any(arm.missing for arm in study.arms[name])
+    told = f"After Holm's correction over {study.family} comparisons: {tally(words)}." if words else ""
+    if there < study.family:
+        told += f" {there} of the {study.family} are there; the others count as if they showed nothing."
+    told += " Some arms lack seeds: these words may change." if words and short else ""
+    return ["gain over the better control", *stage["recipes"]], rows, told.strip()
 
 
 def _predictor(study: Study, wanted: Sequence[str]) -> list[str]:
@@ -281,16 +273,16 @@ def _reading(judged: Sequence[predictor.Judgement]) -> str:
     )
 
 
-def _provenance(study: Study, wanted: Sequence[str]) -> list[str]:
+def provenance(study: Study, wanted: Sequence[str]) -> str:
     """Where the numbers come from."""
     entries = [entry for name in wanted for arm in study.arms[name] for entry in arm.entries.values()]
     if not entries:
-        return []
+        return "No run is there yet."
     dates = sorted(str(entry["date"]) for entry in entries)
     versions = {", ".join(f"{name} {version}" for name, version in entry["versions"].items()) for entry in entries}
     machines = {f"{e['machine'].get('cpu')}, {e['machine'].get('cores')} cores" for e in entries}
     keys = {entry["key"] for entry in entries}
-    return [
+    return (
         f"{len(keys)} runs of one thread each, {dates[0]} to {dates[-1]}; {'; '.join(sorted(machines))}; "
         f"{'; '.join(sorted(versions))}."
-    ]
+    )
