@@ -37,6 +37,7 @@ examples:
   halfway study results/map/study.yaml --list
   halfway study results/map/study.yaml --stages rates,screen --data data --results results/map/runs.jsonl
   halfway study results/map/study.yaml --stages confirm --workers 8
+  halfway study results/map/study.yaml --stages stress --recipes ladder-f8-noisy --seeds 2,3     a part of it first
   halfway study results/map/study.yaml --table
   halfway study results/map/study.yaml --table --evidence src/halfway/advice/evidence.json
 """
@@ -53,6 +54,8 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="the study, a YAML file")
     parser.add_argument("--stages", metavar="S,...", help="(default: all)")
+    parser.add_argument("--recipes", metavar="R,...", help="train only on these (default: all of the stages)")
+    parser.add_argument("--seeds", metavar="N,...", help="train only these (default: all of the stages)")
     parser.add_argument("--data", default="data", metavar="DIR", help="where the data are (default: %(default)s)")
     parser.add_argument("--results", metavar="FILE", help="(default: runs.jsonl beside the study)")
     parser.add_argument("--out", default="runs/study", metavar="DIR", help="of unfinished runs (default: %(default)s)")
@@ -81,11 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"no stage {name!r}; {did_you_mean(name, stages)}")
     if arguments.evidence is not None and (not arguments.table or arguments.stages):
         raise ValueError("--evidence is written with the tables of all stages: add --table, leave out --stages")
+    if arguments.table and (arguments.recipes or arguments.seeds):
+        raise ValueError("--recipes and --seeds are for training: tables are of all that is there; leave them out")
+    recipes, seeds = _only(arguments, [stages[name] for name in wanted])
     if arguments.table:
         return _table(stages, wanted, results, session.command_line(), arguments.evidence)
     left = []
     for name in wanted:
         runs = plan.runs(name, stages[name], arguments.data)
+        runs = [run for run in runs if run.base in recipes and run.seed in seeds]
         missing = todo(runs, results)
         print(f"stage {name}: {len({run.key for run in runs})} runs, {len(missing)} to do", flush=True)
         left += missing
@@ -97,6 +104,21 @@ def run(arguments: argparse.Namespace) -> int:
     failed = carry_out(left, Path(arguments.out), results, arguments.workers, session.command_line())
     print(f"{len(left) - failed} runs are in {results}" + (f"; {failed} failed" if failed else ""))
     return 1 if failed else 0
+
+
+def _only(arguments: argparse.Namespace, stages: list[dict[str, Any]]) -> tuple[set[str], set[int]]:
+    """The recipes and seeds to train: those that are named, else all. A name that no stage has is an error."""
+    recipes = {str(recipe): None for stage in stages for recipe in stage["recipes"]}
+    seeds = {str(seed): None for stage in stages for seed in stage["seeds"]}
+    named = []
+    for option, known in (("recipes", recipes), ("seeds", seeds)):
+        given = getattr(arguments, option)
+        words = list(known) if given is None else given.split(",")
+        for word in words:
+            if word not in known:
+                raise ValueError(f"--{option}: no stage has {word!r}; there are {', '.join(known)}")
+        named.append(words)
+    return set(named[0]), set(map(int, named[1]))
 
 
 def _table(
