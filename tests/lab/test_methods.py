@@ -22,8 +22,9 @@ from halfway.lab.recipes import methods
 from halfway.lab.recipes import predicted_cost as price
 from halfway.lab.recipes.schema import load as load_recipe
 from halfway.lab.training import irreducible as losses
-from halfway.lab.training.loop import Training, check
+from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
+from halfway.lab.training.trainable import check_trainable
 from halfway.samplers import SAMPLERS, InfoBatch
 from halfway.seeds import seed_of
 from halfway.selectors import SELECTORS
@@ -59,6 +60,20 @@ LEARNING = [
     "ucb",
     "dyn_unc",
 ]
+
+
+def test_classes_are_evened_out_by_their_sizes_in_the_data() -> None:
+    training = trained(small(method="class_balanced", prune_ratio=0.5, **{"class_balanced.q": 0.5}))
+    assert training.blocker is not None
+    labels = training.data.train.labels
+    assert labels is not None
+    assert training.blocker.selector.config()["class_counts"] == torch.bincount(labels, minlength=10).tolist()
+    assert training._blocking()["retained"] == 2 * 160 + 2 * 80, "two of four epochs are in the window"
+
+
+def test_without_one_class_per_image_classes_cannot_be_evened_out() -> None:
+    with pytest.raises(ValueError, match="'class_balanced' needs one class per image"):
+        check_trainable(load_recipe("tiny-voc").with_settings({"method": "class_balanced"}))
 
 
 @pytest.mark.parametrize("method", methods.comparable())
@@ -161,10 +176,10 @@ def test_label_smoothing_is_left_out_of_what_a_method_of_probabilities_is_told(
 
 def test_a_recipe_too_short_for_a_window_is_said_before_it_trains() -> None:
     with pytest.warns(UserWarning, match=r"visited about 7 times .* 10 visits"):
-        check(load_recipe("tiny-cifar10").with_settings({"method": "dyn_unc", "prune_ratio": 0.5}))
+        check_trainable(load_recipe("tiny-cifar10").with_settings({"method": "dyn_unc", "prune_ratio": 0.5}))
     endless = {"method": "dyn_unc", "prune_ratio": 0.5, "window": [1, None]}
     with pytest.warns(UserWarning, match=r"visited about 8 times .* 10 visits"):
-        check(load_recipe("tiny-cifar10").with_settings(endless))
+        check_trainable(load_recipe("tiny-cifar10").with_settings(endless))
 
 
 @pytest.mark.parametrize("method", [m if m in EVERY_DAY else pytest.param(m, marks=pytest.mark.slow) for m in LEARNING])
@@ -297,7 +312,7 @@ def test_a_run_that_was_called_density_goes_on_as_pfb(tmp_path: Path) -> None:
 
 def test_settings_are_refused_before_data_are_read_and_those_of_other_methods_do_not_matter(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="threshold must be 'mean', 'match' or a quantile"):
-        check(small(method="infobatch", prune_ratio=0.5, **{"infobatch.threshold": 2.0}))
+        check_trainable(small(method="infobatch", prune_ratio=0.5, **{"infobatch.threshold": 2.0}))
     with pytest.raises(ValueError, match="infobatch has no setting 'treshold'; did you mean threshold"):
         small(**{"infobatch.treshold": 0.5})
     folder = RunFolder(tmp_path / "run")

@@ -19,9 +19,10 @@ from halfway.lab.cli import main
 from halfway.lab.coresets.chosen import content_of, kept_per_class, pinned
 from halfway.lab.recipes.predicted_cost import predicted_cost
 from halfway.lab.recipes.schema import Recipe
-from halfway.lab.training.loop import Training, check
+from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
 from halfway.lab.training.run_result import RunResult
+from halfway.lab.training.trainable import check_trainable
 from tests.helpers.small_training import CPU, load, trained
 from tests.helpers.subsets import WORDS, opened, tiny
 
@@ -127,7 +128,7 @@ def test_a_run_is_what_the_file_holds_and_not_where_it_is(tmp_path: Path) -> Non
     planned = on(here)
     shutil.copy(other, here)
     with pytest.raises(ValueError, match="holds another subset"):
-        check(planned)
+        check_trainable(planned)
 
 
 def test_a_subset_of_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

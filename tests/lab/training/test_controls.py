@@ -20,10 +20,11 @@ from halfway.lab.recipes import controls
 from halfway.lab.recipes.predicted_cost import predicted_cost
 from halfway.lab.recipes.schema import Recipe, dump, from_dict
 from halfway.lab.training import session
-from halfway.lab.training.loop import Training, check
+from halfway.lab.training.loop import Training
 from halfway.lab.training.order import BatchOrder
 from halfway.lab.training.run_folder import RunFolder
 from halfway.lab.training.run_result import RunResult
+from halfway.lab.training.trainable import check_trainable
 from tests.helpers.small_training import CPU, assert_same_run, load, same, small, trained
 
 
@@ -124,7 +125,7 @@ def test_a_batch_that_is_too_small_is_refused_before_training() -> None:
 
     voc = schema.load("tiny-voc").with_settings({"batch_size": 8, "prune_ratio": 0.9, "method": "smaller_batch"})
     with pytest.raises(ValueError, match="1 of 8 samples would be retained per rank, but segmentation needs 2"):
-        check(voc)
+        check_trainable(voc)
 
 
 # -------------------------------------------------------------- without a window

@@ -15,7 +15,8 @@ pytest.importorskip("tensorboard")
 
 from halfway.coresets import Dynamics
 from halfway.lab.training import recorders
-from halfway.lab.training.loop import Training, check
+from halfway.lab.training.loop import Training
+from halfway.lab.training.trainable import check_trainable
 from tests.helpers.small_training import CPU, load, same, trained
 from tests.helpers.subsets import opened, stopped, tiny
 
@@ -109,4 +110,4 @@ def test_what_was_there_before_is_the_same_run_as_ever() -> None:
 
 def test_dynamics_need_every_sample_of_a_batch() -> None:
     with pytest.raises(ValueError, match="method=full"):
-        check(tiny(method="random", prune_ratio=0.5, record="dynamics"))
+        check_trainable(tiny(method="random", prune_ratio=0.5, record="dynamics"))

@@ -71,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ...errors import did_you_mean
     from ..study import plan
     from ..study.run import carry_out, todo
-    from ..training import loop, session
+    from ..training import session
+    from ..training.trainable import check_trainable
 
     if arguments.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {arguments.workers}")
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list or not left:
         return 0
     for each in {(run.base, run.arm): run for run in left}.values():  # before anything is trained
-        loop.check(each.recipe)
+        check_trainable(each.recipe)
     failed = carry_out(left, Path(arguments.out), results, arguments.workers, session.command_line())
     print(f"{len(left) - failed} runs are in {results}" + (f"; {failed} failed" if failed else ""))
     return 1 if failed else 0

@@ -123,10 +123,10 @@ def run(arguments: argparse.Namespace) -> int:
     from .. import data
     from ..files import DiskFullError
     from ..training import irreducible as losses
-    from ..training import loop as training
     from ..training import session
     from ..training.run_folder import RunFolder
     from ..training.run_result import RunResult
+    from ..training.trainable import check_trainable
 
     chosen = {"method": arguments.method, "prune_ratio": arguments.prune_ratio, "seed": arguments.seed}
     recipe = read_recipe(arguments).with_settings({k: v for k, v in chosen.items() if v is not None})
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"nothing to resume in {folder.path}; drop --resume to start there, or give the right folder with --out"
             )
         folder.check_checkpoint()
-    training.check(recipe)
+    check_trainable(recipe)
     if arguments.save_losses is not None and Path(arguments.save_losses).is_dir():
         raise ValueError(f"--save-losses {arguments.save_losses} is a folder; name a file in it")
     if arguments.download:

@@ -26,10 +26,11 @@ from ..environment import environment
 from ..files import write_json
 from ..recipes.methods import FULL, SHORTER
 from ..recipes.schema import Recipe
-from ..training import loop as training
 from ..training import session
+from ..training.loop import Training
 from ..training.run_folder import RunFolder
 from ..training.run_result import RunResult
+from ..training.trainable import check_trainable
 from .trials import Group, Trial
 
 WARM_UP = 3
@@ -40,7 +41,7 @@ def check(trials: Sequence[Trial], folder: Path) -> list[Trial]:
     for trial in trials:  # what is done must be of the same recipe, too
         RunFolder(folder / trial.folder).check(trial.recipe, resume=True)
     for recipe in {trial.group: trial.recipe for trial in trials}.values():
-        training.check(recipe)
+        check_trainable(recipe)
     done = finished(trials, folder)
     todo = [trial for trial in trials if trial.seed not in done.get(trial.group, {})]
     for trial in todo:
@@ -142,7 +143,7 @@ def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[],
     """A function that takes one pruned training step, always on the same batch."""
     if recipe.pruning is not None and not recipe.pruning.before_epoch:
         recipe = dataclasses.replace(recipe, window=(0, None))  # the first step prunes already
-    trained = training.Training(recipe, loaded, device, show=False)
+    trained = Training(recipe, loaded, device, show=False)
     trained.model.train()
     if trained.sampler is not None:
         trained.sampler.set_epoch(0)

@@ -22,10 +22,11 @@ from ...coresets.base import Needs
 from ..data import Data
 from ..recipes.conversion import flat
 from ..recipes.schema import Recipe
-from ..training import loop, session
+from ..training import session
 from ..training.rank import wait_for_all
 from ..training.run_folder import RunFolder
 from ..training.run_result import RunResult
+from ..training.trainable import check_trainable
 from .settings import CoresetSettings
 
 # Unlike the seeds of the runs that will use the subset.
@@ -92,7 +93,7 @@ class ProxySet:
                     run.check_checkpoint()
             except ValueError as error:
                 raise ValueError(str(error).replace("another with --out", _ANOTHER)) from error
-            loop.check(recipe)
+            check_trainable(recipe)
 
     def train(self, data: Data, device: torch.device, command: str) -> bool:
         """Train what is missing, from where it stopped. Returns False after Ctrl-C."""

@@ -21,11 +21,11 @@ from .. import data
 from ..files import write_tensors
 from ..recipes.predicted_cost import SampleFlops, sample_flops
 from ..recipes.schema import Recipe
-from . import loop as training
 from . import session
 from .irreducible import read_scores
 from .run_folder import RunFolder
 from .run_result import RunResult
+from .trainable import check_trainable
 
 FILE = "losses.pt"
 
@@ -49,7 +49,7 @@ def check(recipes: Sequence[Recipe], folder: Path) -> list[int]:
     for fold, recipe in enumerate(recipes):
         run = folder_of(folder, fold)
         run.check(recipe, resume=True)
-        training.check(recipe)
+        check_trainable(recipe)
         if not (run.config.exists() and RunResult.read(run.path).finished):
             run.check_checkpoint()
             todo.append(fold)

@@ -28,10 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...blocker.blocker import ForwardBlocker
-from ...functional import retained_count
-from ...modules import find_layer
 from ...seeds import seed_of
-from ...selectors.class_balanced import ClassBalanced
 from ...selectors.proxy import Proxy
 from ..data import Data
 from ..models import small as nets
@@ -47,6 +44,7 @@ from .order import BatchOrder
 from .rank import rank_and_size
 from .retention import Retention
 from .run_folder import VERSION, RunFolder
+from .trainable import check_trainable
 
 # A layer that is computed from images sees that many of them.
 PREPARED_ON = 5000
@@ -89,7 +87,7 @@ class Training:
         self.recipe, self.data, self.device, self.folder = recipe, data, device, folder
         self.rank, self.ranks = rank_and_size()
         self.show = show and self.rank == 0
-        check(recipe, self.ranks)
+        check_trainable(recipe, self.ranks)
         self.task = tasks.make(recipe)
         whole = BatchOrder(len(data.train), recipe.batch_size, recipe.seed, self.rank, self.ranks)
         self.order = whole.of_size(controls.batch_size(recipe, self.ranks))
@@ -440,32 +438,6 @@ class Training:
         sums = {name: state["round"][name].to(self.device) for name in ("loss", "small")}
         self._round = _Round(**{**state["round"], **sums})
         self.step = state["step"]
-
-
-def check(recipe: Recipe, ranks: int = 1) -> None:
-    """Raise if a recipe cannot be trained, before data are read and other runs are trained."""
-    task = tasks.make(recipe)
-    selector = recipe.selector(loss_fn=task.loss_for(recipe))
-    size = controls.batch_size(recipe, ranks) // ranks
-    left = size if selector is None else retained_count(size, recipe.ratios.largest)
-    recipe.sampler(samples=1000, per_epoch=10)  # raises if its settings are wrong
-    recorders.check(recipe)
-    if recipe.task == "segmentation" and recipe.method == ClassBalanced.name:
-        raise ValueError("the method 'class_balanced' needs one class per image, which segmentation has not")
-    needed = task.smallest_batch
-    if left < needed:
-        raise ValueError(
-            f"{left} of {recipe.batch_size // ranks} samples would be retained per rank, but {recipe.task} needs "
-            f"{needed}: BatchNorm of the ASPP's image pooling has one value per image. Take a larger batch_size, fewer "
-            "ranks or a smaller ratio"
-        )
-    if recipe.pruning is not None and recipe.pruning.needs == "features" and ":" not in recipe.model.name:
-        try:
-            with torch.device("meta"):
-                model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed)
-        except (NotImplementedError, RuntimeError):  # it needs real values while it is built; the blocker will check
-            return
-        find_layer(model, recipe.cut)
 
 
 def _random(device: torch.device) -> dict[str, Tensor]:
