@@ -71,6 +71,36 @@ def test_steps_are_timed_for_every_group(compared: Path) -> None:
     assert all(0 < t["q1"] <= t["median"] <= t["q3"] for t in timing.values())
 
 
+def test_several_processes_train_the_same_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--methods", "full,random", "--ratios", "0.5", "--seeds", "0", "--rounds", "0")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert compare(tmp_path / "one", *words) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert compare(tmp_path / "two", *words, "--workers", "2") == 0
+    scores = [
+        {path.name: RunResult.read(path).score for path in (tmp_path / name).iterdir() if path.is_dir()}
+        for name in ("one", "two")
+    ]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 2
+    capsys.readouterr()
+    assert compare(tmp_path / "two", *words, "--workers", "2") == 0, "nothing is left to train"
+    assert "2 of 2 runs are done already" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_in_a_process_is_an_error_in_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--methods", "random", "--ratios", "0.5", "--seeds", "0", "--rounds", "0", "optimizer.lr=1e30")
+    assert compare(tmp_path / "hot", *words, "--workers", "2") == 2
+    assert "1 of 1 runs failed, see above; the same command trains what is left" in capsys.readouterr().err
+    assert compare(tmp_path / "none", "--workers", "0") == 2
+    assert "--workers must be at least 1" in capsys.readouterr().err
+
+
 def test_what_is_done_is_skipped_and_more_can_be_added(
     compared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,8 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("tensorboard")
 
 from halfway.lab.cli import main
+from halfway.lab.comparison.pool import _taken
 from halfway.lab.study import ledger, plan
-from halfway.lab.study.run import _taken
 from tests.helpers.small_training import ENVIRONMENT, SMALL, trained
 
 ARMS = {

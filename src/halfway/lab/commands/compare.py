@@ -62,6 +62,8 @@ examples:
   halfway compare tiny-cifar10 --methods full,random,random_even,shorter,smaller_batch,smaller_batch_scaled
   halfway compare tiny-cifar10 --methods full,rs2,shorter,random_coreset,el2n,forgetting,craig window=[0,null]
   halfway compare tiny-cifar10 --methods random --over selection_seed=null,1
+  halfway compare tiny-cifar10 --methods craig --over coreset.weights=true,false window=[0,null]
+  halfway compare tiny-cifar10 --methods all --workers 2
 """
 
 
@@ -103,6 +105,14 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--rounds", type=int, default=15, metavar="N", help="steps to time side by side; 0: none (default: %(default)s)"
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="train runs in so many processes of one thread each, the fastest way on a CPU (default: one after the "
+        "other, with all threads)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -114,6 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training import session
     from .train import fetch_data, read_recipe
 
+    if arguments.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {arguments.workers}")
     recipe = read_recipe(arguments)
     over = {}
     for sweep in arguments.over:
@@ -133,19 +145,22 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.out or f"runs/compare-{recipe.name}")
     if arguments.download and not arguments.table:
         fetch_data(recipe)
-    code = carry_out(plan, folder, arguments.rounds, session.command_line(), arguments.table)
+    code = carry_out(plan, folder, arguments.rounds, session.command_line(), arguments.table, arguments.workers)
     if code == 0 and session.first_rank():
         print(f"\nThe same in {folder / 'table.md'}; a page with figures: halfway report {folder}")
     return code
 
 
-def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, only_tabulate: bool = False) -> int:
+def carry_out(
+    plan: Sequence[Trial], folder: Path, rounds: int, command: str, only_tabulate: bool = False, workers: int = 1
+) -> int:
     """Train what is missing, time the steps, print the table and write it down; returns the exit code.
 
     Args:
         rounds: steps to time side by side, 0 for none.
         command: kept with the results, and printed to go on with.
         only_tabulate: train and time nothing.
+        workers: processes that train runs.
     """
     from ..comparison import results, table
     from ..comparison import run as comparison
@@ -157,6 +172,8 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
     from ..training import session
 
     with session.processes() as device:
+        if workers > 1 and (device.type != "cpu" or not session.alone()):
+            raise ValueError("--workers is for one machine without a GPU; leave it out here")
         try:
             chosen = plan if only_tabulate else with_subsets(plan, folder, device, command)
             finished = chosen is not None
@@ -165,7 +182,7 @@ def carry_out(plan: Sequence[Trial], folder: Path, rounds: int, command: str, on
                 todo = comparison.check(plan, folder)
                 if session.first_rank():
                     results.note_plan(folder, plan, command)
-                finished = comparison.train_all(todo, folder, device, command)
+                finished = comparison.train_all(todo, folder, device, command, workers)
         except DiskFullError as error:
             raise ValueError(f"{error}, then go on: {command}") from error
         if not session.first_rank():

@@ -1,4 +1,4 @@
-"""The work of `halfway compare`: trains all trials, one after the other, and times their steps side by side.
+"""The work of `halfway compare`: trains all trials, and times their steps side by side.
 
     FOLDER/METHOD-RATIO-sSEED/     a run folder each
     FOLDER/timing.json             wall time of a step, relative to full training
@@ -31,6 +31,7 @@ from ..training.loop import Training
 from ..training.run_folder import RunFolder
 from ..training.run_result import RunResult
 from ..training.trainable import check_trainable
+from . import pool
 from .trials import Group, Trial
 
 WARM_UP = 3
@@ -51,8 +52,10 @@ def check(trials: Sequence[Trial], folder: Path) -> list[Trial]:
     return todo
 
 
-def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> bool:
-    """Train them, one after the other, from where each stopped. Returns False after Ctrl-C."""
+def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, command: str, workers: int = 1) -> bool:
+    """Train them from where each stopped, one after the other or in several processes. Returns False after Ctrl-C."""
+    if workers > 1 and trials:
+        return _train_side_by_side(trials, folder, command, workers)
     load = Loader(device)
     for i, trial in enumerate(trials):
         _say(f"run {i + 1} of {len(trials)}: {trial.group.label}, seed {trial.seed}")
@@ -61,6 +64,17 @@ def train_all(trials: Sequence[Trial], folder: Path, device: torch.device, comma
             return False
         if session.first_rank():
             _say(f"  {RunResult.read(run_folder.path).score:.2f} %")
+    return True
+
+
+def _train_side_by_side(trials: Sequence[Trial], folder: Path, command: str, workers: int) -> bool:
+    jobs = [pool.Job(t.recipe, folder / t.folder, f"{t.group.label}, seed {t.seed}") for t in trials]
+    try:
+        failed = pool.train(jobs, workers, command, lambda i: f"{RunResult.read(jobs[i].folder).score:.2f} %")
+    except KeyboardInterrupt:
+        return False
+    if failed:
+        raise ValueError(f"{failed} of {len(jobs)} runs failed, see above; the same command trains what is left")
     return True
 
 
