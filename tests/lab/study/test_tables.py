@@ -106,6 +106,19 @@ def test_a_recipe_without_results_is_missing_as_a_whole() -> None:
     assert "### ladder-c16" not in text
 
 
+def test_missing_runs_of_many_arms_are_counted_by_seeds() -> None:
+    names = list(ARMS)
+
+    def missing(gone: dict[str, list[int]]) -> str:
+        there = [e for e in results() if e["recipe"] != "ladder-c16" or e["seed"] not in gone.get(e["arm"], [])]
+        return tables.missing(collect(CONFIRM, there).arms["confirm"])
+
+    assert missing({"full": [2], "hard": [2]}).endswith("ladder-c16: full and hard (seeds 2).")
+    assert missing(dict.fromkeys(names, [2])).endswith("ladder-c16: all arms (seeds 2).")
+    several = missing({"full": [1, 2], **dict.fromkeys(names[1:5], [2])})
+    assert several.endswith(f"ladder-c16: full (seeds 1, 2); 4 of {len(names)} arms (seeds 2).")
+
+
 def test_without_controls_there_are_scores_and_no_claims() -> None:
     stages = {"screen": stage(["ladder-c16"], PFB, settings={"data.evaluate": "validation"})}
     text = page(collect(stages, results(stages)))

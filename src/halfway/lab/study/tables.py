@@ -29,6 +29,7 @@ COLUMNS = (
     "chosen by density",
 )
 _EXPLORATORY = "exploratory"
+_LISTED = 3  # more arms without a result are counted, not named
 # What the columns are.
 NOTES = (
     "Cost: FLOPs of a run relative to full data. Score: % on the images named, after the last epoch, mean over n "
@@ -103,15 +104,27 @@ def missing(members: Sequence[Arm]) -> str:
         return f"All {planned} runs are there."
     if not there:
         return f"None of its {planned} runs is there yet."
-    bases = dict.fromkeys(arm.base for arm in members)
     listed = []
-    for base in bases:
-        without = [arm for arm in members if arm.base == base and arm.missing]
-        lacking = [f"{arm.name} (seeds {', '.join(map(str, arm.missing))})" for arm in without]
+    for base in dict.fromkeys(arm.base for arm in members):
+        here = [arm for arm in members if arm.base == base]
+        if not any(arm.entries for arm in here):
+            listed.append(f"{base}: all")
+            continue
+        by_seeds: dict[str, list[str]] = {}
+        for arm in here:
+            if arm.missing:
+                by_seeds.setdefault(", ".join(map(str, arm.missing)), []).append(arm.name)
+        lacking = [f"{_named(names, len(here))} (seeds {seeds})" for seeds, names in by_seeds.items()]
         if lacking:
-            whole = all(not arm.entries for arm in members if arm.base == base)
-            listed.append(f"{base}: {'all' if whole else '; '.join(lacking)}")
+            listed.append(f"{base}: {'; '.join(lacking)}")
     return f"{planned - there} of {planned} runs are missing. {'. '.join(listed)}."
+
+
+def _named(arms: Sequence[str], of: int) -> str:
+    """Some of so many arms of a recipe; a long list is only counted."""
+    if len(arms) == of:
+        return "all arms"
+    return " and ".join(arms) if len(arms) <= _LISTED else f"{len(arms)} of {of} arms"
 
 
 def _full(here: Sequence[Gain]) -> str:
