@@ -114,8 +114,8 @@ def test_missing_runs_of_many_arms_are_counted_by_seeds() -> None:
         return tables.missing(collect(CONFIRM, there).arms["confirm"])
 
     assert missing({"full": [2], "hard": [2]}).endswith("ladder-c16: full and hard (seeds 2).")
-    assert missing(dict.fromkeys(names, [2])).endswith("ladder-c16: all arms (seeds 2).")
-    several = missing({"full": [1, 2], **dict.fromkeys(names[1:5], [2])})
+    assert missing({key: [2] for key in names}).endswith("ladder-c16: all arms (seeds 2).")
+    several = missing({"full": [1, 2], **{key: [2] for key in names[1:5]}})
     assert several.endswith(f"ladder-c16: full (seeds 1, 2); 4 of {len(names)} arms (seeds 2).")
 
 
