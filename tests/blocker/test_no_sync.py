@@ -41,7 +41,7 @@ def made(name: str, **settings: Any) -> halfway.Selector:
     if name.startswith("rho"):
         settings["losses"] = torch.rand(SAMPLES)
     known = inspect.signature(SELECTORS[name].__init__).parameters
-    settings = {"num_centroids": 8, "num_samples": SAMPLES, **settings}
+    settings = {"num_centroids": 8, "num_samples": SAMPLES, "class_counts": [9] * CLASSES, **settings}
     return SELECTORS[name](**{key: value for key, value in settings.items() if key in known})
 
 
@@ -91,6 +91,11 @@ def test_no_selector_waits_for_the_device(name: str) -> None:
     before = training.steps_replayed()
     assert training.on_the_device(steps=2) == []
     assert training.steps_replayed() - before == (2 if training.blocker._engine is not None else 0)
+
+
+@pytest.mark.parametrize("settings", [{"by": "weights"}, {"class_counts": None}])
+def test_evening_out_classes_waits_for_nothing_in_any_way(settings: dict[str, Any]) -> None:
+    assert Training(network(), "0", made("class_balanced", **settings)).on_the_device(steps=2) == []
 
 
 @pytest.mark.parametrize("name", NEED_IDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -50,12 +52,22 @@ def test_each_class_is_drawn_equally_often_as_far_as_it_comes():
         assert all(within(s, 5 / 3 / n, draws) for s in share[c == CLASSES].tolist())
 
 
-def test_weights_even_the_classes_out_over_the_data():
+@pytest.mark.parametrize("q", [0.0, 0.5])
+@pytest.mark.parametrize("counts", [[8, 4, 2, 1], [8, 0, 4, 0, 0, 3]])
+def test_weights_have_a_mean_of_1_over_the_data(q, counts):
+    """Also if the data have no sample of some class: else the loss, and so the step, would be a fraction of it."""
+    data = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    found = ClassBalanced(q, by="weights", class_counts=counts).select(candidates(data), len(data))
+    assert float(found.weights.mean()) == pytest.approx(1)
+    of_class = {int(c): float(w) for c, w in zip(data, found.weights, strict=True)}
+    rarest, commonest = min(of_class.values()), max(of_class.values())
+    assert commonest / rarest == pytest.approx((8 / min(n for n in counts if n)) ** (1 - q))
+
+
+def test_with_q_0_a_class_weighs_n_over_its_share():
     found = ClassBalanced(by="weights", class_counts=COUNTS).select(candidates(), 6)
     expected = [sum(COUNTS) / (4 * COUNTS[c]) for c in CLASSES[found.indices].tolist()]  # N / (C n)
     assert found.weights.tolist() == pytest.approx(expected)
-    mean = sum(n * sum(COUNTS) / (4 * n) for n in COUNTS) / sum(COUNTS)
-    assert mean == 1
     assert found.weights.dtype == torch.float32
     batch = ClassBalanced(by="weights").select(candidates(), 15)  # all of them: sizes are those of the batch
     assert float(batch.weights.mean()) == pytest.approx(1)
@@ -106,6 +118,9 @@ def test_a_class_that_the_counts_have_none_of_is_the_rarest():
         ({"q": 1.5}, "q must lie in"),
         ({"by": "loss"}, "by must be one of 'draws', 'weights', got 'loss'"),
         ({"class_counts": [4]}, "of two or more classes"),
+        ({"class_counts": 5}, "of two or more classes"),
+        ({"class_counts": Counter([0, 0, 1])}, "in the order of the classes"),
+        ({"class_counts": torch.ones(2, 2)}, "torch.bincount"),
         ({"class_counts": [4, -1]}, "torch.bincount"),
         ({"class_counts": [0, 0]}, "torch.bincount"),
         ({"class_counts": [1.5, 2]}, "class_counts must be a whole number"),
@@ -116,9 +131,19 @@ def test_wrong_settings_are_errors(settings, message):
         ClassBalanced(**settings)
 
 
-def test_targets_that_are_no_classes_are_an_error_that_says_where_to_look():
-    with pytest.raises(ValueError, match="needs classes as targets"):
-        ClassBalanced().select(candidates(torch.zeros(4, 8, 8, dtype=torch.long)), 2)
+@pytest.mark.parametrize("targets", [torch.zeros(4, 8, 8, dtype=torch.long), torch.zeros(4), torch.eye(4).long(), None])
+def test_targets_that_are_no_classes_are_an_error_that_says_where_to_look(targets):
+    with pytest.raises(ValueError, match=r"needs one class per sample.*target="):
+        ClassBalanced().select(Candidates(4, generator(0), targets=targets), 2)
+
+
+def test_several_classes_per_sample_are_an_error_at_the_next_check():
+    selector = ClassBalanced(by="weights", class_counts=[800, 400, 100])
+    several = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    found = selector.select(candidates(several), 3)
+    assert found.weights[0] == 1, "as without a label"
+    with pytest.raises(ValueError, match="no probabilities"):
+        selector.check()
 
 
 def test_counts_may_be_a_tensor_and_the_configuration_is_plain():

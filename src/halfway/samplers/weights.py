@@ -31,7 +31,8 @@ class Index(int):
 
 
 class WithWeights(WithIds):
-    """A map-style data set that also yields each sample's index and its weight, for an `EpochSampler`.
+    """A map-style data set that also yields each sample's index and its weight, for a sampler that gives some: an
+    `EpochSampler`, or a `PrunedBatchSampler` with a selector that re-weights.
 
     A tuple gets the two as further entries, a mapping gets "ids" and "weights", anything else becomes
     (item, index, weight). Weights are () float32, so that a batch has them as (B,) float32; 1 for a plain int as index.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..settings import whole
 from ..state.flags import StickyFlag
-from .balanced import classes_of
 from .base import Candidates, Selection, Selector, random_rows
+from .tools.class_shares import largest_class
 from .tools.draw import inclusion_probabilities, systematic
 
 By = Literal["draws", "weights"]
@@ -32,15 +32,17 @@ class ClassBalanced(Selector):
         batch at most once, and a class cannot be drawn more often than it comes.
     Cost: 1 - p, nothing is run on pruned samples. No ids and no memory.
     Caveats: for test data in which rare classes count as much as frequent ones; otherwise it trains for the wrong
-        question. By weights, the loss must use them: `(losses * blocker.last.weights).mean()`.
+        question. By weights, the loss must use them, `(losses * blocker.last.weights).mean()`; a trainer with a loss of
+        its own does not. Steps that prune nothing have none (`blocker.last` is None), so prune in all epochs.
 
     Args:
         q: from 0, classes count the same, to 1, as they come.
         by: "draws" or "weights".
-        class_counts: how many samples each class has in the data set; None: as many as in the batch at hand, which is a
-            poor estimate where a batch has few samples of a class.
-        target: which part of the batch holds the classes, see `Balanced`. A negative class is no label: such a sample
-            is as likely to stay as the average one.
+        class_counts: how many samples each class has in the data set, `torch.bincount(labels)`; None: as many as in the
+            batch at hand, which is a poor estimate where a batch has few samples of a class.
+        target: which part of the batch holds the classes, see `Selector`: integers (B,), where negative ones are no
+            label, or probabilities (B, C), of which the largest counts. A sample without a label weighs 1, like the
+            average one.
     """
 
     name = "class_balanced"
@@ -57,18 +59,13 @@ class ClassBalanced(Selector):
             raise ValueError(f"q must lie in [0, 1]: 0 evens the classes out, 1 leaves them as they come; got {q}")
         if by not in get_args(By):
             raise ValueError(f"by must be one of {', '.join(map(repr, get_args(By)))}, got {by!r}")
-        counts = None if class_counts is None else [whole("class_counts", n) for n in class_counts]
-        if counts is not None and (len(counts) < 2 or min(counts) < 0 or sum(counts) == 0):
-            raise ValueError(
-                "class_counts is how many samples each of two or more classes has, torch.bincount(labels); got "
-                f"{counts}"
-            )
+        counts = None if class_counts is None else _counts(class_counts)
         self.q = q
         self.by = by
         self.class_counts = counts
         self.target = target
         self._w_C: Tensor | None = None
-        self._beyond = StickyFlag()
+        self._beyond, self._no_probabilities = StickyFlag(), StickyFlag()
 
     def select(self, candidates: Candidates, count: int) -> Selection:
         weights_B = self._weights(candidates)
@@ -88,26 +85,30 @@ class ClassBalanced(Selector):
                 f"the selector {self.name!r} met a class beyond the last of its class_counts {self.class_counts}; pass "
                 "the counts of all classes"
             )
+        if self._no_probabilities.take():
+            raise ValueError(f"{self._needed()}; it met numbers (B, C) that are no probabilities")
+
+    def _needed(self) -> str:
+        return (
+            f"the selector {self.name!r} needs one class per sample, integers (B,) or probabilities (B, C); if they "
+            "are elsewhere in the batch, say where: ClassBalanced(target=...)"
+        )
 
     def _weights(self, candidates: Candidates) -> Tensor:
         """(B,) float64: n^(q-1) of the class of each sample, with a mean over all labelled data of 1; 1 without a
         label."""
-        device = candidates.generator.device
-        classes_B = classes_of(candidates.targets, candidates.size, device)
-        if classes_B is None:
-            raise ValueError(
-                f"the selector {self.name!r} needs classes as targets, integers (B,) or probabilities (B, C); if they "
-                "are elsewhere in the batch, say where: ClassBalanced(target=...)"
-            )
-        classes_B = classes_B.long()
+        found = largest_class(candidates.targets, candidates.size, candidates.generator.device)
+        if found is None:
+            raise ValueError(self._needed())
+        classes_B, wrong = found
+        self._no_probabilities.note(wrong)
         labelled_B = classes_B >= 0
         if self.class_counts is None:
-            same_BB = classes_B.unsqueeze(0) == classes_B.unsqueeze(1)
-            n_B = same_BB.sum(1).to(torch.float64)
+            n_B = (classes_B.unsqueeze(0) == classes_B.unsqueeze(1)).sum(1).to(torch.float64)
             w_B = n_B ** (self.q - 1)
             mean = (w_B * labelled_B).sum() / labelled_B.sum().clamp_min(1)
             return torch.where(labelled_B, w_B / mean, 1.0)
-        w_C = self._class_weights(device)
+        w_C = self._class_weights(classes_B.device)
         within_B = labelled_B & (classes_B < len(w_C))
         self._beyond.note((labelled_B & ~within_B).any())
         return torch.where(within_B, w_C[classes_B.clamp(0, len(w_C) - 1)], 1.0)
@@ -115,8 +116,20 @@ class ClassBalanced(Selector):
     def _class_weights(self, device: torch.device) -> Tensor:
         """(C,) float64, moved to the device once: a copy in every step would wait for it."""
         if self._w_C is None or self._w_C.device != device:
-            # A class that the counts do not know counts as one sample.
-            n_C = torch.tensor(self.class_counts, dtype=torch.float64, device="cpu").clamp_min(1)
-            w_C = n_C ** (self.q - 1)
+            n_C = torch.tensor(self.class_counts, dtype=torch.float64, device="cpu")
+            w_C = n_C.clamp_min(1) ** (self.q - 1)  # a class that the data have none of is as rare as one of one sample
             self._w_C = (w_C * n_C.sum() / (w_C * n_C).sum()).to(device)
         return self._w_C
+
+
+def _counts(given: Any) -> list[int]:
+    """The numbers of samples by class, as plain ones."""
+    by_position = isinstance(given, Sequence | Tensor) or getattr(given, "ndim", None) == 1
+    if by_position and getattr(given, "ndim", 1) == 1:
+        counts = [whole("class_counts", n) for n in given]
+        if len(counts) > 1 and min(counts) >= 0 and sum(counts) > 0:
+            return counts
+    raise ValueError(
+        "class_counts is how many samples each of two or more classes has, in the order of the classes, as "
+        f"torch.bincount(labels) gives it; got {given!r}"
+    )

@@ -86,6 +86,7 @@ def test_several_processes_train_the_same_runs(tmp_path: Path, capsys: pytest.Ca
     ]
     assert scores[0] == scores[1]
     assert len(scores[0]) == 2
+    assert RunResult.read(tmp_path / "two" / "full-s0").sessions[-1]["threads"] == 1
     capsys.readouterr()
     assert compare(tmp_path / "two", *words, "--workers", "2") == 0, "nothing is left to train"
     assert "2 of 2 runs are done already" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def study_in(folder: Path, gain: float) -> str:
 def test_the_page_says_what_the_tables_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = study_in(tmp_path, gain=-4.0)
     assert "2 stages. Look at" in capsys.readouterr().out
-    assert "<h1>None of 1 contenders is better than both controls at equal cost on any recipe of confirm</h1>" in page
+    assert "<h1>So far a contender is better than both controls at equal cost in none of 2 comparisons</h1>" in page
     study = studies.read(tmp_path)
     shown = re.findall(r'<tr data-label="([^"]*)">(.*?)</tr>', page, re.S)
     expected = [tables.cells(study, each) for each in study.gains["confirm"]]
@@ -65,7 +65,7 @@ def test_the_page_says_what_the_tables_say(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_contender_that_is_better_is_in_the_headline(tmp_path: Path) -> None:
-    assert "Better than both controls at equal cost on some recipe of confirm: pfb</h1>" in study_in(tmp_path, gain=6.0)
+    assert "better than both controls at equal cost in 2 of 2 comparisons: pfb</h1>" in study_in(tmp_path, gain=6.0)
 
 
 def test_claims_are_escaped_and_those_without_results_left_out(tmp_path: Path) -> None:
@@ -84,8 +84,30 @@ def test_without_a_family_all_is_exploratory_and_without_ladders_there_is_no_map
     assert 'class="map"' not in page
 
 
-def test_a_study_without_results_says_how_to_get_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_family_without_results_is_not_a_finding(tmp_path: Path) -> None:
+    stages = {"screen": stage(["ladder-c4"], ARMS), "confirm": stage(["ladder-c4"], PFB, [7], primary=["pfb"])}
+    write(tmp_path, stages, [line for line in entries(stages, on_the_curves) if line["stage"] == "screen"])
+    page = studies.write(studies.read(tmp_path), tmp_path)
+    assert "The 1 comparisons that were named beforehand have no results yet" in page
+
+
+def test_words_sort_by_their_order_and_verdicts_from_better_to_worse(tmp_path: Path) -> None:
+    study_in(tmp_path, gain=6.0)
+    table = studies._table(studies.read(tmp_path), ["confirm"])
+    by_recipe = [row["cells"][1] for row in table["rows"]]
+    assert by_recipe[0] == {"text": "ladder-c4", "sort": 0}
+    assert by_recipe[-1] == {"text": "ladder-c16", "sort": -1}
+    verdicts = {cell["sort"] for row in table["rows"] for cell in row["cells"] if cell["text"].startswith("better")}
+    assert verdicts == {"2"}, "the last of worse, not told apart, better"
+
+
+@pytest.mark.parametrize("ledger", [True, False])
+def test_a_study_without_results_says_how_to_get_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ledger: bool
+) -> None:
     write(tmp_path, {"confirm": stage(["ladder-c4"], ARMS)}, [])
+    if not ledger:
+        (tmp_path / "runs.jsonl").unlink()
     assert main(["report", str(tmp_path)]) == 2
     assert "halfway study" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()

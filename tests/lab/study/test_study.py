@@ -52,12 +52,12 @@ def words(path: Path, *more: str) -> list[str]:
 def test_recipes_and_seeds_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = study(tmp_path, ARMS, seeds=3)
     recipe = str(tmp_path / "small.yaml")
-    assert main(words(path, "--list", "--seeds", "1,3")) == 0
+    assert main(words(path, "--list", "--seeds", "1, 3")) == 0
     assert "stage one: 6 runs, 6 to do" in capsys.readouterr().out
     assert main(words(path, "--list", "--recipes", recipe, "--seeds", "2")) == 0
     assert "stage one: 3 runs, 3 to do" in capsys.readouterr().out
     assert main(words(path, "--seeds", "4")) == 2
-    assert "--seeds: no stage has '4'; there are 1, 2, 3" in capsys.readouterr().err
+    assert "--seeds: no stage has '4'; " in capsys.readouterr().err
     assert main(words(path, "--recipes", "other")) == 2
     assert "--recipes: no stage has 'other'" in capsys.readouterr().err
     assert main(words(path, "--table", "--seeds", "1")) == 2

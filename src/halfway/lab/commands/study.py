@@ -107,19 +107,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _only(arguments: argparse.Namespace, stages: list[dict[str, Any]]) -> tuple[set[str], set[int]]:
+def _only(arguments: argparse.Namespace, stages: list[dict[str, Any]]) -> tuple[set[Any], set[Any]]:
     """The recipes and seeds to train: those that are named, else all. A name that no stage has is an error."""
-    recipes = {str(recipe): None for stage in stages for recipe in stage["recipes"]}
-    seeds = {str(seed): None for stage in stages for seed in stage["seeds"]}
-    named = []
-    for option, known in (("recipes", recipes), ("seeds", seeds)):
+    from ...errors import did_you_mean
+
+    found = []
+    for option in ("recipes", "seeds"):
+        known = {str(each): each for stage in stages for each in stage[option]}
         given = getattr(arguments, option)
-        words = list(known) if given is None else given.split(",")
+        words = list(known) if given is None else [word.strip() for word in given.split(",")]
         for word in words:
             if word not in known:
-                raise ValueError(f"--{option}: no stage has {word!r}; there are {', '.join(known)}")
-        named.append(words)
-    return set(named[0]), set(map(int, named[1]))
+                raise ValueError(f"--{option}: no stage has {word!r}; {did_you_mean(word, known)}")
+        found.append({known[word] for word in words})
+    return found[0], found[1]
 
 
 def _table(

@@ -10,11 +10,12 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..files import DiskFullError
 from ..progress import Bar
 from ..recipes.schema import Recipe
 
@@ -45,19 +46,20 @@ def train(jobs: Sequence[Job], workers: int, command: str, ended: Callable[[int]
     processes = [
         context.Process(target=_work, args=(waiting, done, stopping, command)) for _ in range(min(workers, len(jobs)))
     ]
-    failed = 0
+    failed, unreported = 0, {position: job.label for position, job in enumerate(jobs)}
     with _one_thread_each(), _interruptible(), Bar(len(jobs), "runs", "run") as bar:
         for process in processes:
             process.start()
         try:
             for _ in range(len(jobs)):
-                position, error = _next(done, processes)
-                label = jobs[position].label
+                position, error = _next(done, processes, unreported)
+                label = unreported.pop(position)
+                if isinstance(error, DiskFullError):
+                    raise error
                 if error is None:
-                    bar.say(f"{label}: {ended(position)}")
-                else:
-                    failed += 1
-                    bar.say(f"FAILED {label}\n{error}")
+                    told, error = _told(ended, position)
+                failed += error is not None
+                bar.say(f"{label}: {told}" if error is None else f"FAILED {label}\n{error}")
                 bar.update()
         except BaseException:
             stopping.set()  # one that is about to end its run does not take another
@@ -72,7 +74,20 @@ def train(jobs: Sequence[Job], workers: int, command: str, ended: Callable[[int]
     return failed
 
 
-def _next(done: Any, processes: Sequence[Any]) -> Any:
+def _told(ended: Callable[[int], str], position: int) -> tuple[str, str | None]:
+    """What to say of a run that has been trained, or the error with which its results were not taken over. What cannot
+    be written ends everything: other results would be lost as well."""
+    try:
+        return ended(position), None
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            raise
+        return "", traceback.format_exc()
+    except Exception:
+        return "", traceback.format_exc()
+
+
+def _next(done: Any, processes: Sequence[Any], unreported: Mapping[int, str]) -> Any:
     """The next result; an error if every process has died."""
     import queue
 
@@ -81,7 +96,10 @@ def _next(done: Any, processes: Sequence[Any]) -> Any:
             return done.get(timeout=5)
         except queue.Empty:
             if not any(process.is_alive() for process in processes):
-                raise RuntimeError("all processes have ended before their runs; the same command goes on") from None
+                raise ValueError(
+                    f"the processes have died before these runs ended: {'; '.join(unreported.values())}. If memory ran "
+                    "out, take fewer --workers; the same command goes on"
+                ) from None
 
 
 def _work(waiting: Any, done: Any, stopping: Any, command: str) -> None:
@@ -107,6 +125,9 @@ def _work(waiting: Any, done: Any, stopping: Any, command: str) -> None:
                 return
             done.put((position, None))
         except KeyboardInterrupt:
+            return
+        except DiskFullError as error:
+            done.put((position, error))
             return
         except Exception:
             done.put((position, traceback.format_exc()))

@@ -28,10 +28,9 @@ from ...selectors.base import Needs
 FULL = "full"
 
 # Settings that the training fills in itself, from the data, the loss and the run.
-_FILLED_IN = {"self", "data", "prune_ratio", "common", "target", "loss_fn"} | {
-    "num_samples",
-    "num_classes",
-    "class_counts",
+_FILLED_IN = {
+    *("self", "data", "prune_ratio", "common", "target"),
+    *("loss_fn", "num_samples", "num_classes", "class_counts"),
 }
 
 

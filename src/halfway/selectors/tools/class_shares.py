@@ -30,6 +30,31 @@ class ClassShares(NamedTuple):
     wrong: Tensor
 
 
+class Classes(NamedTuple):
+    """One class per sample.
+
+    classes_B: int64; negative without a label.
+    wrong: () bool, on the device: there is a row of numbers that is no distribution. It counts as not labelled.
+    """
+
+    classes_B: Tensor
+    wrong: Tensor
+
+
+def largest_class(targets: Any, size: int, device: torch.device) -> Classes | None:
+    """Of classes (B,), or of probabilities (B, C), of which the largest counts; None for other targets."""
+    if not isinstance(targets, Tensor) or targets.ndim not in (1, 2) or len(targets) != size:
+        return None
+    if targets.is_complex() or targets.is_floating_point() != (targets.ndim == 2):
+        return None
+    targets = targets.detach().to(device, non_blocking=True)
+    if targets.ndim == 1:
+        return Classes(targets.long(), torch.zeros((), dtype=torch.bool, device=device))
+    shares_BC = targets.to(torch.float32)
+    right_B = _distributions(shares_BC)
+    return Classes(torch.where(right_B, shares_BC.argmax(1), -1), ~right_B.all())
+
+
 def class_shares(targets: Any, size: int, classes: int, device: torch.device) -> ClassShares | None:
     """Of classes (B,), probabilities (B, C), or masks (B, H, W), of which the shares of the labelled pixels count; None
     for other targets. Negative classes are no label, nor is 255 in masks."""
@@ -40,7 +65,7 @@ def class_shares(targets: Any, size: int, classes: int, device: torch.device) ->
         if not targets.is_floating_point() or targets.shape[1] != classes:
             return None
         shares_BC = targets.to(torch.float32)
-        right_B = (shares_BC >= 0).all(1) & ((shares_BC.sum(1) - 1).abs() <= _ROUNDING)  # False for NaN
+        right_B = _distributions(shares_BC)
         return ClassShares(torch.where(right_B.unsqueeze(1), shares_BC, 0.0), right_B, ~right_B.all())
     if targets.is_floating_point() or targets.is_complex():
         return None
@@ -57,3 +82,8 @@ def class_shares(targets: Any, size: int, classes: int, device: torch.device) ->
     number_B = labelled_BP.sum(1)
     shares_BC = counts.reshape(size, classes) / number_B.clamp_min(1).unsqueeze(1)
     return ClassShares(shares_BC, number_B > 0, beyond_BP.any())
+
+
+def _distributions(shares_BC: Tensor) -> Tensor:
+    """(B,) bool: which rows are probabilities that add up to 1; False for NaN."""
+    return (shares_BC >= 0).all(1) & ((shares_BC.sum(1) - 1).abs() <= _ROUNDING)
