@@ -13,8 +13,9 @@ from torch import nn
 
 from halfway import ForwardBlocker, Schedule
 from halfway.selectors import Balanced, BalancedRemembered
-from halfway.selectors.balanced import classes_of, grid_means
+from halfway.selectors.balanced import grid_means
 from halfway.selectors.balanced_remembered import projection
+from halfway.selectors.tools.class_shares import largest_class
 from halfway.selectors.tools.pivotal import distances, pivotal, standardised
 from halfway.state import sample_memory as memories
 from tests.helpers.balanced import SOURCES, Net, assert_equally_likely, candidates, clustered, drawn
@@ -49,8 +50,9 @@ def test_classes_come_from_labels_or_probabilities():
     labels = torch.tensor([2, 0, 1, 2])
     soft = F.one_hot(labels, 3) * 0.7 + 0.1
     for targets in (labels, labels.to(torch.uint8), soft, soft.double(), soft.bfloat16()):
-        assert classes_of(targets, 4, CPU).tolist() == [2, 0, 1, 2]
-    assert classes_of(torch.tensor([True, False, True, True]), 4, CPU).tolist() == [1, 0, 1, 1]
+        found = largest_class(targets, 4, CPU)
+        assert (found.classes_B.tolist(), bool(found.wrong)) == ([2, 0, 1, 2], False)
+    assert largest_class(torch.tensor([True, False, True, True]), 4, CPU).classes_B.tolist() == [1, 0, 1, 1]
     for others in (
         None,
         "labels",
@@ -60,10 +62,12 @@ def test_classes_come_from_labels_or_probabilities():
         torch.zeros(4, 1),
         (labels,),
     ):
-        assert classes_of(others, 4, CPU) is None
+        assert largest_class(others, 4, CPU) is None
     summing_to_one = randn(4, 3) - randn(4, 3).mean(1, keepdim=True) + 1 / 3
     for numbers in (randn(4, 3), 3 * soft, soft - 0.2, summing_to_one):  # regression, several labels
-        assert len(classes_of(numbers, 4, CPU).unique()) == 1
+        found = largest_class(numbers, 4, CPU)
+        assert bool(found.wrong)
+        assert len(found.classes_B.unique()) == 1
 
 
 def test_features_at_the_cut_compete_within_their_class():

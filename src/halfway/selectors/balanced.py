@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +10,7 @@ from ..errors import not_finite
 from ..state.flags import StickyFlag
 from .base import Candidates, Selection, Selector
 from .tools.channels import Channels
+from .tools.class_shares import largest_class
 from .tools.last_losses import LastLosses
 from .tools.pivotal import distances, pivotal, standardised
 
@@ -99,7 +98,8 @@ def distances_of(candidates: Candidates, x_BD: Tensor, known_B: Tensor, losses: 
     if losses is not None and candidates.ids is not None:
         losses_B = losses.of(candidates)
         x_BD = torch.cat([x_BD, standardised(losses_B.unsqueeze(1), losses_B.isfinite())], 1)
-    return distances(x_BD, classes_of(candidates.targets, candidates.size, candidates.generator.device))
+    found = largest_class(candidates.targets, candidates.size, candidates.generator.device)
+    return distances(x_BD, None if found is None else found.classes_B)
 
 
 def grid_means(features: Tensor, channel_dim: int, grid: int) -> Tensor:
@@ -116,18 +116,3 @@ def grid_means(features: Tensor, channel_dim: int, grid: int) -> Tensor:
     elif x.ndim > 2:
         x = x.mean(list(range(2, x.ndim)))
     return x.flatten(1)
-
-
-def classes_of(targets: Any, size: int, device: torch.device) -> Tensor | None:
-    """(B,) the class of each sample: integer labels (B,), or the largest of probabilities (B, C). None for other
-    targets (masks, regression). If numbers (B, C) turn out not to be probabilities, all samples get one class."""
-    if not isinstance(targets, Tensor) or targets.ndim not in (1, 2) or len(targets) != size:
-        return None
-    if targets.ndim == 1:
-        whole = not targets.is_floating_point() and not targets.is_complex()
-        return targets.to(device, non_blocking=True) if whole else None
-    if not targets.is_floating_point() or targets.shape[1] < 2:
-        return None
-    shares_BC = targets.detach().to(device, torch.float32, non_blocking=True)
-    probabilities = (shares_BC >= 0).all() & ((shares_BC.sum(1) - 1).abs() < 0.02).all()
-    return torch.where(probabilities, shares_BC.argmax(1), 0)

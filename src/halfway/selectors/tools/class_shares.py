@@ -34,7 +34,7 @@ class Classes(NamedTuple):
     """One class per sample.
 
     classes_B: int64; negative without a label.
-    wrong: () bool, on the device: there is a row of numbers that is no distribution. It counts as not labelled.
+    wrong: () bool, on the device: there is a row of numbers that is no distribution. Then no sample has a label.
     """
 
     classes_B: Tensor
@@ -42,17 +42,18 @@ class Classes(NamedTuple):
 
 
 def largest_class(targets: Any, size: int, device: torch.device) -> Classes | None:
-    """Of classes (B,), or of probabilities (B, C), of which the largest counts; None for other targets."""
+    """Of classes (B,), or of probabilities (B, C), of which the largest counts; None for other targets (masks,
+    regression)."""
     if not isinstance(targets, Tensor) or targets.ndim not in (1, 2) or len(targets) != size:
         return None
-    if targets.is_complex() or targets.is_floating_point() != (targets.ndim == 2):
+    if targets.is_complex() or targets.is_floating_point() != (targets.ndim == 2) or targets.shape[1:] == (1,):
         return None
     targets = targets.detach().to(device, non_blocking=True)
     if targets.ndim == 1:
         return Classes(targets.long(), torch.zeros((), dtype=torch.bool, device=device))
     shares_BC = targets.to(torch.float32)
-    right_B = _distributions(shares_BC)
-    return Classes(torch.where(right_B, shares_BC.argmax(1), -1), ~right_B.all())
+    wrong = ~_distributions(shares_BC).all()
+    return Classes(torch.where(wrong, -1, shares_BC.argmax(1)), wrong)
 
 
 def class_shares(targets: Any, size: int, classes: int, device: torch.device) -> ClassShares | None:
