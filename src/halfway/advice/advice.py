@@ -18,8 +18,8 @@ from ..costs.layers import Layers, layers
 from ..functional import retained_count
 from ..modules import find_layer, unwrap
 from ..settings import number, share
+from . import classes, paste, words
 from . import evidence as known
-from . import paste, words
 from .evidence import Evidence
 from .learner import Batch, MakeOptimizer, Setup, called, losses
 from .recommend import Costs, Recommendation, Regime, recommend
@@ -142,6 +142,7 @@ def advise(
     notes = [f"The cut {cut} cannot be used: {problem}."] if problem else []
     notes += ["Steps were timed without torch.compile."] if compiled else []
     notes += ["No optimizer was given: AdamW with a learning rate of 0.001."] if optimizer is None else []
+    notes += classes.note_on(stream.classes, basis)
     return Advice(
         few,
         many,

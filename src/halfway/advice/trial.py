@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .classes import ClassesSeen
 from .learner import Batch, Learner, Setup, bytes_of, factor_at, pair
 
 # A plain loss below this is small: the sample is predicted with a probability above 0.9.
@@ -71,6 +72,7 @@ class Stream:
     """The batches of a loader without end, on the device. Counts how long they were waited for.
 
     per_epoch: batches in a pass over the loader; None as long as it is not known.
+    classes: of the batches so far.
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device, clock: Clock) -> None:
@@ -79,6 +81,7 @@ class Stream:
         self._drawn = 0
         self._first = True
         self.waited = 0.0
+        self.classes = ClassesSeen()
         try:
             self.per_epoch: int | None = len(loader)  # type: ignore[arg-type]
         except TypeError:
@@ -100,6 +103,7 @@ class Stream:
         self._drawn += 1
         found = pair(batch, self._device)
         self.waited += self._clock.now() - asked
+        self.classes.note(found[1])
         return found
 
 
