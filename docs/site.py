@@ -24,6 +24,8 @@ OTHERS = [
     "benchmarks/results/README.md",
     "benchmarks/results/methods.md",
     "results/README.md",
+    "results/coresets.md",
+    "results/rivals.md",
     "results/map/map.md",
     "results/map/map.svg",
     "results/coresets-cifar10/agreement.png",

@@ -1,4 +1,4 @@
-"""The tables of results/README.md that put both data sets side by side, from their results.json.
+"""The tables of results/rivals.md that put both data sets side by side, from their results.json.
 
 python results/side_by_side.py
 """
