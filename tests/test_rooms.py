@@ -22,7 +22,7 @@ BUDGETS = {
     "costs": 320,
     "engine": 2_925,
     "integrations": 350,
-    "lab": 9_790,
+    "lab": 9_805,
     "loading": 485,
     "samplers": 640,
     "selectors": 1_910,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ pytest.importorskip("tensorboard")
 
 from halfway.coresets import Coreset
 from halfway.lab.cli import main
+from halfway.lab.comparison import pool
 from halfway.lab.comparison.results import read, rivals
 from halfway.lab.comparison.trials import group_of
 from halfway.lab.training import session
@@ -33,6 +36,28 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("compared")
     assert main(words(where)) == 0
     return where
+
+
+def test_proxies_are_trained_side_by_side_too_and_only_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    train = pool.train
+
+    def noted(jobs: Sequence[pool.Job], *more: Any) -> int:
+        trained.extend(job.label for job in jobs)
+        return train(jobs, *more)
+
+    monkeypatch.setattr(pool, "train", noted)
+    assert main(words(tmp_path, "--workers", "2")) == 0
+    assert trained[0] == "proxy long-s1000"
+    assert len(trained) == 1 + 3 * 2
+    proxy = RunResult.read(tmp_path / "coresets-tiny" / "long-s1000")
+    assert proxy.sessions[-1]["threads"] == 1
+    assert "choosing" in capsys.readouterr().out
+    trained.clear()
+    assert main(words(tmp_path, "--workers", "2")) == 0
+    assert trained == [], "all of it is there"
 
 
 def test_each_seed_has_its_own_choice_from_the_same_proxy(compared: Path) -> None:

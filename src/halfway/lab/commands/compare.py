@@ -176,7 +176,7 @@ def carry_out(
         if workers > 1 and (device.type != "cpu" or not session.alone()):
             raise ValueError("--workers is for one machine without a GPU; leave it out here")
         try:
-            chosen = plan if only_tabulate else with_subsets(plan, folder, device, command)
+            chosen = plan if only_tabulate else with_subsets(plan, folder, device, command, workers)
             finished = chosen is not None
             if chosen is not None and not only_tabulate:
                 plan = chosen

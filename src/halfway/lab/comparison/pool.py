@@ -39,6 +39,8 @@ def train(jobs: Sequence[Job], workers: int, command: str, ended: Callable[[int]
         command: kept with the results.
         ended: called here with the position of each run that has been trained; returns what to say of it.
     """
+    if not jobs:
+        return 0
     context = multiprocessing.get_context("spawn")
     waiting, done, stopping = context.Queue(), context.Queue(), context.Event()
     for each in [*enumerate(jobs), *[_STOP] * workers]:

@@ -16,30 +16,54 @@ from ..coresets.chosen import pinned
 from ..coresets.proxies import ProxyOptions
 from ..training import session
 from ..training.rank import wait_for_all
+from . import pool
 from .run import Loader
 from .trials import Trial
 
 
-def with_subsets(trials: Sequence[Trial], folder: Path, device: torch.device, command: str) -> list[Trial] | None:
-    """The trials with their subset files, which are made if they are not there; None after Ctrl-C."""
+def with_subsets(
+    trials: Sequence[Trial], folder: Path, device: torch.device, command: str, workers: int = 1
+) -> list[Trial] | None:
+    """The trials with their subset files, which are made if they are not there; None after Ctrl-C.
+
+    workers: processes that train proxies.
+    """
     choices = {i: _choice(trial, folder) for i, trial in enumerate(trials) if trial.recipe.chosen_once}
     for choice in choices.values():
         choice.check()
     load, out = Loader(device), list(trials)
+    if workers > 1 and not _train_proxies([c for c in choices.values() if not _made(c, load)], command, workers):
+        return None
     for i, choice in choices.items():
-        data = load(choice.recipe)
-        labels_N = data.train.labels
-        assert labels_N is not None
-        known = choice.made_already(labels_N) is not None
+        known = _made(choice, load)
         wait_for_all()  # or a rank could find what another has just written, and not take part
         if not known:
             if session.first_rank():
                 print(f"choosing {choice.file}", flush=True)
-            if choice.make(data, device, command) is None:
+            if choice.make(load(choice.recipe), device, command) is None:
                 return None
         file = {"coreset.file": str(choice.file), "coreset.content": None}
         out[i] = dataclasses.replace(trials[i], recipe=pinned(trials[i].recipe.with_settings(file)))
     return out
+
+
+def _made(choice: Choice, load: Loader) -> bool:
+    labels_N = load(choice.recipe).train.labels
+    assert labels_N is not None
+    return choice.made_already(labels_N) is not None
+
+
+def _train_proxies(choices: Sequence[Choice], command: str, workers: int) -> bool:
+    """Train what the choices will look at, side by side; False after Ctrl-C. What fails here fails again, with its own
+    error, when the choice is made."""
+    sets = [proxies for choice in choices if (proxies := choice.proxies) is not None]
+    runs = {run.path: recipe for each in sets for recipe, run in each.unfinished()}
+    jobs = [pool.Job(recipe, path, f"proxy {path.name}") for path, recipe in runs.items()]
+    try:
+        pool.train(jobs, workers, command, lambda _: "trained")
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def _choice(trial: Trial, folder: Path) -> Choice:

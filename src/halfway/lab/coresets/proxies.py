@@ -95,6 +95,10 @@ class ProxySet:
                 raise ValueError(str(error).replace("another with --out", _ANOTHER)) from error
             check_trainable(recipe)
 
+    def unfinished(self) -> list[tuple[Recipe, RunFolder]]:
+        """Those that are still to be trained, or to go on."""
+        return [(recipe, run) for recipe, run in zip(self.recipes, self.runs, strict=True) if not _finished(run)]
+
     def train(self, data: Data, device: torch.device, command: str) -> bool:
         """Train what is missing, from where it stopped. Returns False after Ctrl-C."""
         for run in self.runs:
@@ -104,7 +108,7 @@ class ProxySet:
                     f"{run.path} was trained on {sessions[-1]['data']}, and this is {data.description}; choose "
                     f"{_ANOTHER}"
                 )
-        todo = [(recipe, run) for recipe, run in zip(self.recipes, self.runs, strict=True) if not _finished(run)]
+        todo = self.unfinished()
         wait_for_all()  # or a rank could find finished what another has just begun
         for i, (recipe, run) in enumerate(todo):
             if session.first_rank():
