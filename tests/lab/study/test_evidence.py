@@ -80,6 +80,17 @@ def test_arms_with_other_settings_than_those_of_the_method_are_left_out(more: di
     assert "other" not in found
 
 
+def test_a_stage_with_other_settings_than_the_recipes_is_left_out() -> None:
+    stages = {
+        "confirm": stage([RUNG], {**CONTROLS, **PFB}),
+        "smoothing": stage([RUNG], {**CONTROLS, **EARLY_EXIT}, settings={"label_smoothing": 0.1}),
+    }
+    found = arms(extracted(stages))
+    assert "pfb" in found
+    assert "hard" not in found
+    assert len(rung(extracted(stages))["findings"]) == len(rung(extracted({"confirm": stages["confirm"]}))["findings"])
+
+
 def test_a_single_seed_is_no_comparison_but_has_a_share() -> None:
     content = extracted({"confirm": stage([RUNG], CONTROLS, seeds=[0])})
     assert rung(content)["findings"] == []

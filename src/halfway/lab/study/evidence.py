@@ -64,7 +64,7 @@ def _rung(study: Study, base: str) -> dict[str, Any]:
     findings = [
         entry
         for found in study.gains.values()
-        for entry in _findings([each for each in found if each.arm.base == base])
+        for entry in _findings([each for each in found if each.arm.base == base and _family_of(each.arm) == plain])
         if entry is not None
     ]
     small = {role: share for role in ("full", "random") if (share := _small(members, role)) is not None}
@@ -102,7 +102,7 @@ def _findings(found: Sequence[Gain]) -> list[dict[str, Any] | None]:
         return []
     families = {each.arm.name: each.arm.family for each in found}
     pooled = residual({each.arm.name: each.arm.scores for each in found}, families)
-    own = [each for each in found if each.arm.family == full.family and each.arm.role not in ("full", "again")]
+    own = [each for each in found if each.arm.role not in ("full", "again")]
     return [_finding(each, difference(each.arm.scores, full.scores, pooled)) for each in own]
 
 
