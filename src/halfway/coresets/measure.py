@@ -56,7 +56,7 @@ def short_run(
         layer: as for `outputs`.
         gradients: also the norm of each sample's gradient for all parameters, for GraNd. Costs about a forward and
             backward pass of each sample by itself.
-        chunk: samples that are differentiated at once; None: as many as fit into half a gibibyte.
+        chunk: samples that are differentiated at once; None: 64, or as many as fit into half a gibibyte.
     """
     error_norms, feature_norms = _Table("errors", num_samples), _Table("features", num_samples)
     norms = _Table("gradients", num_samples)
