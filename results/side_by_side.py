@@ -1,10 +1,12 @@
-"""The tables of results/rivals.md that put both data sets side by side, from their results.json.
+"""The tables of results/ that put several comparisons side by side, from their results.json.
 
-python results/side_by_side.py
+python results/side_by_side.py rivals      the tables of rivals.md
+python results/side_by_side.py coresets    the paper's Table 1 in small, of coresets.md
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,10 +28,41 @@ ORDER = [
 ]
 LOOKS_AT = {"nothing": "nothing", "features": "shallow layers", "outputs": "outputs"}
 
+# The paper's Table 1: CIFAR-10 at 30, 50 and 70 %, and CIFAR-100 at 50 %.
+PAPER = {
+    "full": ("95.6", "78.2"),
+    "pfb": ("95.9 / 95.5 / 95.2", "78.8"),
+    "divbs": ("95.4 / 95.2 / 95.1", "78.2"),
+    "random_subset": ("94.6 / 93.3 / 90.2", "72.1"),
+    "herding": ("92.2 / 88.0 / 80.1", "71.8"),
+    "k_center": ("94.7 / 93.9 / 90.9", "72.2"),
+    "svp": ("95.0 / 94.5 / 90.3", "72.3"),
+    "moderate": ("93.7 / 92.6 / 90.6", "68.3"),
+    "forgetting": ("94.7 / 94.1 / 91.7", "73.1"),
+    "aum": ("95.1 / 95.3 / 91.4", "67.4"),
+    "ccs": ("95.4 / 95.0 / 93.0", "74.5"),
+    "el2n": ("95.3 / 95.1 / 91.9", "72.1"),
+    "grand": ("95.3 / 94.6 / 91.2", "71.4"),
+    "craig": ("94.8 / 93.3 / 88.4", "71.9"),
+    "glister": ("95.2 / 94.0 / 90.9", "73.2"),
+    "influence": ("93.1 / 91.3 / 88.3", "72.0"),
+    "dataset_pruning": ("94.9 / 93.8 / 90.8", "73.1"),
+    "moso": ("", "72.3"),
+}
+# Heading, folder and ratio of each column of ours. The rows are in the order of the second.
+TABLE_1 = (
+    ("CIFAR-10, p = 0.3", "coresets-cifar10-ratios", 0.3),
+    ("CIFAR-10, p = 0.5", "coresets-cifar10", 0.5),
+    ("CIFAR-10, p = 0.7", "coresets-cifar10-ratios", 0.7),
+    ("CIFAR-100, p = 0.5", "coresets-cifar100", 0.5),
+    ("Fashion-MNIST, p = 0.5", "coresets-fashion-mnist", 0.5),
+)
+
 Rows = dict[tuple[str, float | None], Row]
 
 
-def main() -> None:
+def rivals() -> None:
+    """Every method beside random pruning, on both data sets."""
     read = [results.read(Path(__file__).parent / folder) for folder in FOLDERS]
     sets = [by_method(found.rows) for found in read if found is not None]
     withdrawn = by_method(row for found in read if found is not None for row in found.withdrawn)
@@ -47,6 +80,39 @@ def main() -> None:
                 cost = f"{withdrawn[name, ratio].cost:.3f}"
                 rows.append([f"`{name}`", looks_at(name), cost, *["withdrawn", "", ""] * 2])
         print(markdown(header, rows, words=len(header)), end="\n\n")
+
+
+def coresets() -> None:
+    """The paper's Table 1 in small. Cells: the score and, in brackets, its difference to random pruning per batch."""
+    columns = {heading: of_ratio(folder, ratio) for heading, folder, ratio in TABLE_1}
+    order = sorted(columns["CIFAR-10, p = 0.5"].values(), key=lambda row: -row.mean)
+    header = ["", "the paper's, CIFAR-10 at 30 / 50 / 70 %", "CIFAR-100 at 50 %", *columns]
+    rows = []
+    for name in (row.group.method for row in order):
+        found = [column.get(name) for column in columns.values()]
+        rows.append([f"`{name}`", *PAPER.get(name, ("", "")), *("" if row is None else scored(row) for row in found)])
+    rows.append(["*half an interval*", "", "", *(half_an_interval(column.values()) for column in columns.values())])
+    print(markdown(header, rows))
+
+
+def of_ratio(folder: str, ratio: float) -> dict[str, Row]:
+    """The rows of a comparison at one ratio, and full data; nothing if it was not run."""
+    read = results.read(Path(__file__).parent / folder)
+    rows = [] if read is None else read.rows
+    return {row.group.method: row for row in rows if row.group.ratio in (None, ratio)}
+
+
+def scored(row: Row) -> str:
+    if row.minus_random is None:
+        return f"{row.mean:.2f}"
+    to_random = f"({row.minus_random.mean:+.2f})"
+    return f"{row.mean:.2f} {to_random if verdict(row.minus_random) == 'not told apart' else f'**{to_random}**'}"
+
+
+def half_an_interval(rows: Iterable[Row]) -> str:
+    """Of the differences to random pruning: one number, since they share their spread and their seeds."""
+    found = (row.minus_random for row in rows)
+    return " to ".join(sorted({f"{d.high - d.mean:.2f}" for d in found if d is not None and d.high is not None}))
 
 
 def by_method(rows: Iterable[Row]) -> Rows:
@@ -77,4 +143,7 @@ def bold(d: Difference | None) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    tables = {"rivals": rivals, "coresets": coresets}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=tables)
+    tables[parser.parse_args().table]()
