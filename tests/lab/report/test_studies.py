@@ -64,6 +64,13 @@ def test_the_page_says_what_the_tables_say(tmp_path: Path, capsys: pytest.Captur
     assert page.count('<figure class="map">') == 1
 
 
+def test_the_file_of_a_study_stands_for_its_folder(tmp_path: Path) -> None:
+    page = study_in(tmp_path, gain=4.0)
+    (tmp_path / "report.html").unlink()
+    assert main(["report", str(tmp_path / "study.yaml")]) == 0
+    assert (tmp_path / "report.html").read_text() == page
+
+
 def test_a_contender_that_is_better_is_in_the_headline(tmp_path: Path) -> None:
     assert "better than both controls at equal cost in 2 of 2 comparisons: pfb</h1>" in study_in(tmp_path, gain=6.0)
 

@@ -19,8 +19,8 @@ comparison, the table and the first figure are written from it.
 Pictures need the data set: --data says where it is now. Without it the rest of the page is still written.
 
 RUN may also be a folder of subset files (`halfway coreset`): the page then shows how far the methods' scores agree, and
-which images each of them likes most and least. Or that of a study (study.yaml and its runs.jsonl): the map, the primary
-family, claims, and every arm of every stage in one table.
+which images each of them likes most and least. Or a study (study.yaml, or the folder that holds it and its runs.jsonl):
+the map, the primary family, claims, and every arm of every stage in one table.
 
 A report runs no code that the runs name. Sections that need a user's own model (package.module:factory, or options of
 torchvision's or timm's builder) are left out unless you --trust the runs.
@@ -64,10 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
     from ..files import write_whole
     from ..report import coresets, studies
 
-    out = Path(arguments.out) if arguments.out else Path(arguments.runs[0]) / "report.html"
+    paths = [Path(each).parent if Path(each).name == studies.STUDY else Path(each) for each in arguments.runs]
+    out = Path(arguments.out) if arguments.out else paths[0] / "report.html"
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, like {out / 'report.html'}")
-    folder = Path(arguments.runs[0]) if len(arguments.runs) == 1 else None
+    folder = paths[0] if len(paths) == 1 else None
     if folder is not None and coresets.holds_subsets(folder):
         opinions = coresets.opinions(folder)
         told, page = f"{len(opinions)} methods", coresets.write(opinions, arguments.data, arguments.title)
