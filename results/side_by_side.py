@@ -10,8 +10,10 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from scipy.stats import spearmanr
+
 from halfway.lab.comparison import results
-from halfway.lab.comparison.paired import Difference
+from halfway.lab.comparison.paired import Difference, difference, residual
 from halfway.lab.comparison.results import Row
 from halfway.lab.comparison.verdict import verdict
 from halfway.lab.recipes import methods
@@ -50,13 +52,15 @@ PAPER = {
     "moso": ("", "72.3"),
 }
 # Heading, folder and ratio of each column of ours. The rows are in the order of the second.
-TABLE_1 = (
-    ("CIFAR-10, p = 0.3", "coresets-cifar10-ratios", 0.3),
-    ("CIFAR-10, p = 0.5", "coresets-cifar10", 0.5),
-    ("CIFAR-10, p = 0.7", "coresets-cifar10-ratios", 0.7),
-    ("CIFAR-100, p = 0.5", "coresets-cifar100", 0.5),
-    ("Fashion-MNIST, p = 0.5", "coresets-fashion-mnist", 0.5),
-)
+TABLE_1 = {
+    "CIFAR-10, p = 0.3": ("coresets-cifar10-ratios", 0.3),
+    "CIFAR-10, p = 0.5": ("coresets-cifar10", 0.5),
+    "CIFAR-10, p = 0.7": ("coresets-cifar10-ratios", 0.7),
+    "CIFAR-100, p = 0.5": ("coresets-cifar100", 0.5),
+    "Fashion-MNIST, p = 0.5": ("coresets-fashion-mnist", 0.5),
+}
+# Those of them that the paper has too, in its order.
+ITS_COLUMNS = tuple(TABLE_1)[:4]
 
 Rows = dict[tuple[str, float | None], Row]
 
@@ -85,7 +89,7 @@ def rivals() -> None:
 def coresets() -> None:
     """The paper's Table 1 in small. Cells: the score and, in brackets, its difference to random pruning per batch. The
     proxies' cost, in runs on all data, is that of CIFAR-10."""
-    columns = {heading: rows for heading, folder, ratio in TABLE_1 if (rows := of_ratio(folder, ratio))}
+    columns = {heading: rows for heading, (folder, ratio) in TABLE_1.items() if (rows := of_ratio(folder, ratio))}
     order = sorted(columns["CIFAR-10, p = 0.5"].values(), key=lambda row: -row.mean)
     header = ["", "the paper's, CIFAR-10 at 30 / 50 / 70 %", "CIFAR-100 at 50 %", "proxies", *columns]
     table = []
@@ -95,17 +99,59 @@ def coresets() -> None:
         found = [column.get(name) for column in columns.values()]
         scores = ["" if row is None else scored(row) for row in found]
         table.append([f"`{name}`", *PAPER.get(name, ("", "")), proxies, *scores])
-    table.append(
-        ["*half an interval*", "", "", "", *(half_an_interval(column.values()) for column in columns.values())]
-    )
-    print(markdown(header, table))
+    halves = [half_an_interval(column.values()) for column in columns.values()]
+    table.append(["*half an interval*", "", "", "", *halves])
+    orders = [rank_correlation(heading, column) for heading, column in columns.items()]
+    table.append(["*rank correlation with the paper's*", "", "", "", *orders])
+    print(markdown(header, table), end="\n\n")
+    best_of_each(columns)
+    equal_steps(columns["CIFAR-10, p = 0.5"])
+    switched_off()
+
+
+def best_of_each(columns: dict[str, dict[str, Row]]) -> None:
+    """The best of those that decide once by a proxy, beside what takes as many steps without one."""
+    table = []
+    for heading, rows in columns.items():
+        pooled = residual({row.group: row.scores for row in rows_of(TABLE_1[heading][0])})
+        by_proxy = [row for name, row in rows.items() if row.with_proxy is not None and name != "random_coreset"]
+        best = max(by_proxy, key=lambda row: row.mean)
+        rivals = [rows[name].scores for name in ("random_coreset", "rs2", "shorter")]
+        against = [bold(difference(best.scores, rival, pooled)) for rival in rivals]
+        table.append([heading, f"`{best.group.method}`", f"{best.mean:.2f}", *against])
+    print(markdown(["", "best by a proxy", "score", "to random_coreset", "to rs2", "to shorter"], table), end="\n\n")
+
+
+def equal_steps(equal_epochs: dict[str, Row]) -> None:
+    """Half of the images, in as many steps as all of them take: at the cost of full data, to which it is compared."""
+    rows = of_ratio("coresets-equal-steps", 0.5)
+    full = rows.pop("full")
+    table = [["`full`", "", f"{full.mean:.2f}", ""]]
+    for row in sorted(rows.values(), key=lambda row: -row.mean):
+        name = row.group.method
+        table.append([f"`{name}`", f"{equal_epochs[name].mean:.2f}", f"{row.mean:.2f}", bold(row.minus_full)])
+    header = ["p = 0.5", "half of the steps", "as many steps as full data", "to full data"]
+    print(markdown(header, table), end="\n\n")
+
+
+def switched_off() -> None:
+    """What Craig's weights and the class balance of CCS do."""
+    table = []
+    for folder in ("coresets-craig", "coresets-ccs"):
+        on, off = rows_of(folder)
+        change = difference(off.scores, on.scores, residual({"on": on.scores, "off": off.scores}))
+        table.append([off.group.label, f"{on.mean:.2f}", f"{off.mean:.2f}", bold(change)])
+    print(markdown(["", "with it", "without", "difference"], table))
 
 
 def of_ratio(folder: str, ratio: float) -> dict[str, Row]:
     """The rows of a comparison at one ratio, and full data; nothing if it was not run."""
+    return {row.group.method: row for row in rows_of(folder) if row.group.ratio in (None, ratio)}
+
+
+def rows_of(folder: str) -> list[Row]:
     read = results.read(Path(__file__).parent / folder)
-    rows = [] if read is None else read.rows
-    return {row.group.method: row for row in rows if row.group.ratio in (None, ratio)}
+    return [] if read is None else list(read.rows)
 
 
 def scored(row: Row) -> str:
@@ -120,6 +166,17 @@ def half_an_interval(rows: Iterable[Row]) -> str:
     """Of the differences to random pruning: one number, since they share their spread and their seeds."""
     found = (row.minus_random for row in rows)
     return " to ".join(sorted({f"{d.high - d.mean:.2f}" for d in found if d is not None and d.high is not None}))
+
+
+def rank_correlation(heading: str, ours: dict[str, Row]) -> str:
+    """Of the scores of those methods that decide once by a proxy, in the paper's column and in ours."""
+    if heading not in ITS_COLUMNS:
+        return ""
+    place = ITS_COLUMNS.index(heading)
+    theirs = {name: " / ".join(cells).split(" / ")[place] for name, cells in PAPER.items() if "/" in cells[0]}
+    common = [name for name, row in ours.items() if row.with_proxy is not None and name in theirs]
+    found = spearmanr([float(theirs[name]) for name in common], [ours[name].mean for name in common])
+    return f"{found.statistic:+.2f} ({len(common)} methods)"
 
 
 def by_method(rows: Iterable[Row]) -> Rows:
