@@ -330,11 +330,11 @@ def test_the_committed_results_are_read(name: str) -> None:
     read = recorded.read(RESULTS / name)
     assert read is not None
     assert read.recipe is not None
-    assert read.recipe.name == name.replace("rivals", "tiny").replace("coresets", "tiny")
-    # The steps of `shorter` are whole ones, and there are fewer of them.
+    assert (RESULTS / name / "table.md").read_text().startswith(f"# {read.recipe.name}: ")
+    # The steps of `shorter` are whole ones, and there are fewer of them; their number is rounded.
     expected = {row.group.label: 1 - row.group.ratio for row in read.rows if row.group.method == "shorter"}
     for row in read.rows:
-        assert row.cost == pytest.approx(expected.get(row.group.label, row.flops[1]))
+        assert row.cost == pytest.approx(expected.get(row.group.label, row.flops[1]), abs=1e-3)
 
 
 def test_costs_are_averaged_over_seeds() -> None:
