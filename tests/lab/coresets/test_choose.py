@@ -267,6 +267,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "keep of nan": (["el2n", "--keep", "nan"], "between 0 and 1"),
     "an unknown method": (["el3n", "--keep", "0.5"], "el2n"),
     "no small network": (["svp", "--keep", "0.5"], "model.options.width=8"),
+    "no smaller network": (["svp", "--keep", "0.5", "model.options.width=16"], "smaller than the one to train"),
     "no record": (["retention", "--keep", "0.5"], "RUN_FOLDER"),
     "fewer than classes": (["random_coreset", "--keep", "0.05"], "fewer than the 10 classes"),
     "a setting of the runs": (["el2n", "--keep", "0.5", "prune_ratio=0.5"], "drop prune_ratio="),

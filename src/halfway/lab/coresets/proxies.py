@@ -126,11 +126,6 @@ def proxy_set(recipe: Recipe, needs: Needs, folder: Path, options: ProxyOptions)
     """
     if needs not in _NAMES:
         return None
-    if needs == "small run" and not options.network:
-        raise ValueError(
-            "this method takes a network smaller than the one to train: model.options.width=8 for `halfway coreset`, "
-            "coreset.small={options: {width: 8}} for `halfway compare`"
-        )
     runs = _RUNS.get(needs, 1) if options.runs is None or needs not in _RUNS else options.runs
     if runs < 1 or (options.epochs is not None and options.epochs < 1):
         raise ValueError(f"proxies are at least 1 training of at least 1 epoch, got {runs} of {options.epochs}")
@@ -150,6 +145,12 @@ def proxy_set(recipe: Recipe, needs: Needs, folder: Path, options: ProxyOptions)
         "record": _RECORD.get(needs, "nothing"),
     }
     made = tuple(base.with_settings({**network, **plain, "seed": options.seed + i}) for i in range(runs))
+    if needs == "small run" and made[0].model == recipe.model:
+        raise ValueError(
+            f"this method takes a network smaller than the one to train, {recipe.model.name} with "
+            f"{recipe.model.options or 'its defaults'}: model.options.width=8 for `halfway coreset`, "
+            "coreset.small={options: {width: 8}} for `halfway compare`, or fewer"
+        )
     return ProxySet(_name(needs, options), needs, made, folder)
 
 
