@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import did_you_mean
 
+# A study makes thousands of recipes of a few kinds.
+_hints = functools.cache(get_type_hints)
+
 
 def make(kind: Any, content: Mapping[str, Any], section: str) -> Any:
     """A dataclass from a mapping; unknown keys and wrong types are errors that give the dotted name."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for key in content:
         if key not in hints:
             raise ValueError(f"no setting {section + str(key)!r}; {did_you_mean(str(key), hints)}")
