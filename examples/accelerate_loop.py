@@ -44,3 +44,4 @@ for step, (x, y) in enumerate(islice(cycle(loader), args.steps)):
         accelerator.print(f"step {step}: loss {loss.item():.3f}")
 
 accelerator.print(blocker.stats)
+accelerator.end_training()

@@ -33,12 +33,7 @@ from .settings import CoresetSettings
 FIRST_SEED = 1000
 SHORT_SHARE = 0.1
 _ANOTHER = "another folder (`halfway coreset --folder`, `halfway compare --out`)"
-_NAMES: dict[Needs, str] = {
-    "long run": "long",
-    "small run": "small",
-    "short runs": "short",
-    "checkpoints": "points",
-}
+_NAMES: dict[Needs, str] = {"long run": "long", "small run": "small", "short runs": "short", "checkpoints": "points"}
 _RUNS = {"short runs": 10, "checkpoints": 2}
 _RECORD = {"long run": "dynamics", "small run": "dynamics", "checkpoints": "checkpoints"}
 
