@@ -279,8 +279,8 @@ def test_the_example_runs(ranks: int) -> None:
     command = [sys.executable, *launch, "examples/accelerate_loop.py", "--steps", "4", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    # A thread of Gloo that still frees a gradient's sum when Python ends aborts the process: pytorch/pytorch#190489. Two in
-    # a hundred runs of the example on a busy machine; nothing that the script could join.
+    # A thread of Gloo that still frees a gradient's sum when Python ends aborts the process: pytorch/pytorch#190489. It
+    # happens in a few of a hundred runs on a busy machine, and is nothing that a script could wait for.
     aborted_at_exit = ranks == 2 and "terminate called without an active exception" in done.stderr
     assert done.returncode == 0 or aborted_at_exit, done.stderr[-3000:]
     for words in ("effective_ratio=0.40", "steps_replayed=4", "steps_recomputed=0"):

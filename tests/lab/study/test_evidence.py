@@ -14,16 +14,13 @@ pytest.importorskip("yaml")
 
 from halfway.advice import evidence as advice
 from halfway.lab import cli
-from halfway.lab.study import evidence, ledger, plan
+from halfway.lab.study import evidence
 from halfway.lab.study.results import collect
-from tests import ROOT
 
 from .invented import CONTROLS, PFB, entries, on_the_curves, stage, write
 
 RUNG = "ladder-c16"
 EARLY_EXIT = {"hard": {"method": "early_exit", "prune_ratio": 0.5, "early_exit.pick": "hard"}}
-MAP = ROOT / "results" / "map"
-COMMAND = "halfway study results/map/study.yaml --table --evidence src/halfway/advice/evidence.json"
 
 
 def extracted(stages: dict[str, Any], lines: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -122,23 +119,3 @@ def test_the_command_writes_what_advice_reads(tmp_path: Path, capsys: pytest.Cap
     assert len(known.rungs[0].findings) == 7
     assert cli.main(["study", str(study), "--evidence", str(out)]) == 2
     assert "add --table" in capsys.readouterr().err
-
-
-def test_the_evidence_that_comes_with_halfway_is_what_the_ledger_gives() -> None:
-    """Of the results it was written from: results are only ever appended."""
-    entries_ = ledger.read(MAP / "runs.jsonl")
-    if {entry["stage"] for entry in entries_} <= {"rates"}:
-        pytest.skip("no stage with comparisons yet")
-    packaged = json.loads((ROOT / "src/halfway/advice/evidence.json").read_text())
-    count = packaged["results"]
-    found = evidence.extract(collect(plan.read(MAP / "study.yaml"), entries_[:count]), count)
-    assert json.loads(json.dumps(found)) == packaged, COMMAND
-
-
-def test_the_evidence_that_comes_with_halfway_is_of_all_results_once_the_study_is_complete() -> None:
-    stages, entries_ = plan.read(MAP / "study.yaml"), ledger.read(MAP / "runs.jsonl")
-    planned = {run.key for name, content in stages.items() for run in plan.runs(name, content, "data")}
-    if planned - {entry["key"] for entry in entries_}:
-        pytest.skip("runs of the study are missing")
-    packaged = json.loads((ROOT / "src/halfway/advice/evidence.json").read_text())
-    assert packaged["results"] == len(entries_), COMMAND
