@@ -45,6 +45,14 @@ TAIL = {
     "ladder-f32-tailed": "F, 32 passes, classes of 4,464 down to 89",
 }
 TWO = {"ladder-c16": "C, 16 passes", "ladder-f8": "F, 8 passes"}
+ELSEWHERE = {
+    "ladder-f32": "F, 32",
+    "ladder-f128": "F, 130",
+    "ladder-f8-noisy": "F, 8, wrong labels",
+    "ladder-c64": "C, 66",
+    "ladder-cifar100": "CIFAR-100, 8",
+}
+FLATTER = {**LADDERS, "ladder-f8-noisy": "F, 8, wrong labels", "ladder-cifar100": "CIFAR-100, 8"}
 EQUAL_COST = "*points to the better control at equal cost:*"
 SCREEN = {
     "balanced_remembered": "balanced_remembered",
@@ -77,7 +85,7 @@ class Results:
 
     def seeds(self, base: str) -> str:
         """How many seeds the arms of a recipe have: 5, or 3 to 5."""
-        counts = sorted({len(each.arm.scores) for (at, _), each in self._found.items() if at == base})
+        counts = sorted({len(each.arm.scores) for (at, _), each in self._found.items() if at == base}) or [0]
         return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
     def gain(self, base: str, arm: str) -> str:
@@ -199,12 +207,38 @@ def stream(study: Study) -> str:
 
 
 def smoothing(study: Study) -> str:
-    found = Results(study, "smoothing")
-    rows = [["n", *(found.seeds(base) for base in TWO)]]
-    rows.append(["full data, %", *(found.score(base) for base in TWO)])
-    arms = {arm: CONTENDERS[arm] for arm in ("balanced_remembered", "last_loss_proportional, capped")}
-    rows += [[label, *(found.gain(base, arm) for base in TWO)] for arm, label in arms.items()]
-    return markdown(["Label smoothing of 0.1 (controls too)", *TWO.values()], rows)
+    planned, elsewhere = Results(study, "smoothing"), Results(study, "smoothing elsewhere")
+    columns = {**dict.fromkeys(TWO, planned), **dict.fromkeys(ELSEWHERE, elsewhere)}
+    rows = [
+        ["n", *(found.seeds(base) for base, found in columns.items())],
+        ["full data, %", *(found.score(base) for base, found in columns.items())],
+        ["random, to full data", *(found.to_full(base, "random 0.5") for base, found in columns.items())],
+        [EQUAL_COST, *[""] * len(columns)],
+    ]
+    for arm in ("last_loss_proportional, capped", "balanced_remembered"):
+        rows.append([CONTENDERS[arm], *(found.gain(base, arm) for base, found in columns.items())])
+    capped = [found.to_full(base, "last_loss_proportional, capped") for base, found in columns.items()]
+    rows.append(["*the former, to full data*", *capped])
+    return markdown(["Label smoothing of 0.1 (controls too)", *TWO.values(), *ELSEWHERE.values()], rows)
+
+
+def floor(study: Study) -> str:
+    """Where it was chosen."""
+    found, bases = Results(study, "floor"), study.stages["floor"]["recipes"]
+    rows = [
+        [f"capped, floor {size}", *(found.gain(base, f"capped, floor {size}") for base in bases)]
+        for size in (0.5, 1, 3)
+    ]
+    return markdown(["validation images, seeds 110-112 (n = 3)", *bases], rows)
+
+
+def flatter(study: Study) -> str:
+    """The chosen one, on test images."""
+    found = Results(study, "flatter")
+    rows = [["n", *(found.seeds(base) for base in FLATTER)]]
+    rows.append(["capped, floor 0.1", *(found.gain(base, "last_loss_proportional, capped") for base in FLATTER)])
+    rows.append(["capped, floor 1", *(found.gain(base, "capped, floor 1") for base in FLATTER)])
+    return markdown(["test images, seeds 0-4", *FLATTER.values()], rows)
 
 
 def window(study: Study) -> str:
@@ -251,6 +285,8 @@ TABLES = {
     "tail": tail,
     "stream": stream,
     "smoothing": smoothing,
+    "floor": floor,
+    "flatter": flatter,
     "window": window,
     "real scale": real_scale,
     "paper": paper,
