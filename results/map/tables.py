@@ -28,11 +28,12 @@ LADDERS = {
     "ladder-f32": "F, 32",
     "ladder-f128": "F, 130",
 }
+CAPPED = "last_loss_proportional, capped"
 CONTENDERS = {
     "balanced_remembered": "`balanced_remembered`",
     "balanced_proportional": "`balanced_proportional`",
     "last_loss_proportional, bounded": "`last_loss_proportional`, bounded",
-    "last_loss_proportional, capped": "`last_loss_proportional`, capped",
+    CAPPED: "`last_loss_proportional`, capped",
 }
 STRESS = {
     "ladder-f8-noisy": "F, 8 passes, a fifth of the labels wrong",
@@ -57,7 +58,7 @@ EQUAL_COST = "*points to the better control at equal cost:*"
 SCREEN = {
     "balanced_remembered": "balanced_remembered",
     "balanced_proportional": "balanced_proportional",
-    "last_loss_proportional, capped": "last_loss_proportional, capped",
+    CAPPED: CAPPED,
     "last_loss_proportional, bounded": "last_loss_proportional, bounded",
     "last_loss_proportional": "last_loss_proportional",
     "order_dp": "order_dp",
@@ -166,7 +167,7 @@ def stress(study: Study) -> str:
         [EQUAL_COST, *[""] * len(STRESS)],
     ]
     arms = {
-        "last_loss_proportional, capped": "`last_loss_proportional`, capped",
+        CAPPED: CONTENDERS[CAPPED],
         "balanced_remembered": "`balanced_remembered`",
         "pfb": "`pfb`",
     }
@@ -187,7 +188,7 @@ def tail(study: Study) -> str:
         "class_balanced, square root": "`class_balanced`, square root of the sizes",
         "last_loss_proportional": "`last_loss_proportional`",
         "class_balanced": "`class_balanced`, all classes alike",
-        "last_loss_proportional, capped": "`last_loss_proportional`, capped",
+        CAPPED: CONTENDERS[CAPPED],
         "class_balanced, by weights": "random, the losses weighted by class",
     }
     rows += [[label, *(found.gain(base, arm) for base in TAIL)] for arm, label in arms.items()]
@@ -215,10 +216,10 @@ def smoothing(study: Study) -> str:
         ["random, to full data", *(found.to_full(base, "random 0.5") for base, found in columns.items())],
         [EQUAL_COST, *[""] * len(columns)],
     ]
-    for arm in ("last_loss_proportional, capped", "balanced_remembered"):
+    for arm in (CAPPED, "balanced_remembered"):
         rows.append([CONTENDERS[arm], *(found.gain(base, arm) for base, found in columns.items())])
-    capped = [found.to_full(base, "last_loss_proportional, capped") for base, found in columns.items()]
-    rows.append(["*the former, to full data*", *capped])
+    capped = [found.to_full(base, CAPPED) for base, found in columns.items()]
+    rows.append([f"*{CONTENDERS[CAPPED]}, to full data*", *capped])
     return markdown(["Label smoothing of 0.1 (controls too)", *TWO.values(), *ELSEWHERE.values()], rows)
 
 
@@ -236,7 +237,7 @@ def flatter(study: Study) -> str:
     """The chosen one, on test images."""
     found = Results(study, "flatter")
     rows = [["n", *(found.seeds(base) for base in FLATTER)]]
-    rows.append(["capped, floor 0.1", *(found.gain(base, "last_loss_proportional, capped") for base in FLATTER)])
+    rows.append(["capped, floor 0.1", *(found.gain(base, CAPPED) for base in FLATTER)])
     rows.append(["capped, floor 1", *(found.gain(base, "capped, floor 1") for base in FLATTER)])
     return markdown(["test images, seeds 0-4", *FLATTER.values()], rows)
 
