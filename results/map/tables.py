@@ -85,8 +85,9 @@ class Results:
         return "" if found is None else f"{sum(found.arm.scores.values()) / len(found.arm.scores):.2f}"
 
     def seeds(self, base: str) -> str:
-        """How many seeds the arms of a recipe have: 5, or 3 to 5."""
-        counts = sorted({len(each.arm.scores) for (at, _), each in self._found.items() if at == base}) or [0]
+        """How many seeds the arms of a recipe have, beside full data: 5, or 3 to 5."""
+        arms = [each.arm for (at, _), each in self._found.items() if at == base and each.arm.role != "full"]
+        counts = sorted({len(arm.scores) for arm in arms}) or [0]
         return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
     def gain(self, base: str, arm: str) -> str:
