@@ -51,6 +51,7 @@ SETTINGS: dict[Any, dict[str, Any]] = {
         "channel_dim": 1,
     },
     selectors.DensityPublic: {"num_centroids": 4, "dim": 3, "noise": 0.5, "beta": 0.25},
+    selectors.Auto: {"learned": 0.5, "times": 4.5, "floor": 0.25, "num_samples": N},
     selectors.Rotate: {"num_samples": N},
     selectors.ClassBalanced: {"q": 0.5, "target": 1},
     selectors.LastLoss: {"temperature": 0.5, "num_samples": N},

@@ -7,6 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+# Of `Stats`: what not every blocker has, or what is no number.
+_NOT_NUMBERS = ("recompute_reasons", "diagnostics", "explanation", "lag")
+
 
 @dataclass
 class Counters:
@@ -69,6 +72,7 @@ class Stats:
     lag: how many batches old what a `PrunedBatchSampler` knew was, at most; 0 for a blocker.
     diagnostics: the selector's own figures about its choices (see its card); empty for most selectors and before the
         first choice. Loading a state starts them afresh. They are ignored when snapshots are compared.
+    explanation: what the selector does at the moment, and why (`auto`); "" for most. Ignored, too.
     """
 
     steps: int
@@ -84,9 +88,10 @@ class Stats:
     recompute_reasons: dict[str, int]
     lag: int = 0
     diagnostics: dict[str, float] = field(default_factory=dict, compare=False)
+    explanation: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, c: Counters, diagnostics: dict[str, float] | None = None, lag: int = 0) -> Stats:
+    def of(cls, c: Counters, diagnostics: dict[str, float] | None = None, explanation: str = "", lag: int = 0) -> Stats:
         return cls(
             steps=c.steps,
             pruned_steps=c.pruned_steps,
@@ -101,8 +106,9 @@ class Stats:
             recompute_reasons=dict(c.recomputed),
             lag=lag,
             diagnostics=dict(diagnostics or {}),
+            explanation=explanation,
         )
 
     def as_dict(self) -> dict[str, float]:
         """A flat dict of the numbers that every blocker has, with stable names, for a logger."""
-        return {k: v for k, v in vars(self).items() if k not in ("recompute_reasons", "diagnostics", "lag")}
+        return {k: v for k, v in vars(self).items() if k not in _NOT_NUMBERS}

@@ -111,7 +111,7 @@ def test_what_a_selector_needs_is_known_without_making_one():
         **dict.fromkeys(
             ["random", "rotate", "last_loss", "last_loss_hard", "last_loss_proportional", "order_dp"], "nothing"
         ),
-        **dict.fromkeys(["class_balanced", "balanced_remembered", "balanced_proportional"], "nothing"),
+        **dict.fromkeys(["auto", "class_balanced", "balanced_remembered", "balanced_proportional"], "nothing"),
         "rho_remembered": "nothing",
         "proxy": "inputs",
     }

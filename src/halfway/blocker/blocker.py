@@ -303,7 +303,7 @@ class ForwardBlocker(Joinable):
     def stats(self) -> Stats:
         """What blocking has done so far. Waits for the device; raises what went wrong there."""
         self._check()
-        return Stats.of(self._counters, self.selector.diagnostics())
+        return Stats.of(self._counters, self.selector.diagnostics(), self.selector.explanation())
 
     def explain(self) -> str:
         """A table of the operations before the cut: replayed, or computed, and why. Of the last pruned step."""

@@ -233,7 +233,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
     def stats(self) -> Stats:
         """What pruning has done in the batches drawn so far. May wait for the device; raises what went wrong there."""
         self.selector.check()
-        return Stats.of(self._counters, self.selector.diagnostics(), lag=self._largest_lag)
+        return Stats.of(self._counters, self.selector.diagnostics(), self.selector.explanation(), lag=self._largest_lag)
 
     @property
     def prune_ratio(self) -> float:

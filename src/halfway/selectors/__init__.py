@@ -7,6 +7,7 @@ settings of earlier versions.
 from __future__ import annotations
 
 from ..errors import did_you_mean
+from .auto import Auto
 from .balanced import Balanced
 from .balanced_proportional import BalancedProportional
 from .balanced_remembered import BalancedRemembered
@@ -41,6 +42,7 @@ SELECTORS: dict[str, type[Selector]] = {
         EarlyExit,
         # Decided before the model runs.
         Random,
+        Auto,
         Rotate,
         ClassBalanced,
         LastLoss,
@@ -84,6 +86,7 @@ def kind(selector: str | Selector) -> type[Selector]:
 
 __all__ = [
     "SELECTORS",
+    "Auto",
     "Balanced",
     "BalancedProportional",
     "BalancedRemembered",

@@ -171,6 +171,10 @@ class Selector:
         """Figures about the choices so far, for `stats`; empty if there are none. May wait for the device."""
         return {}
 
+    def explanation(self) -> str:
+        """What it does at the moment, and why, for `stats`; "" for most. May wait for the device."""
+        return ""
+
     def check(self) -> None:
         """Raise what went wrong on the device since the last check. May wait for the device."""
         for memory in self._memories.values():

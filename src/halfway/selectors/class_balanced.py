@@ -14,7 +14,7 @@ from torch import Tensor
 from ..settings import whole
 from ..state.flags import StickyFlag
 from .base import Candidates, Selection, Selector, random_rows
-from .tools.class_shares import largest_class
+from .tools.class_targets import ClassTargets
 from .tools.draw import inclusion_probabilities, systematic
 
 By = Literal["draws", "weights"]
@@ -65,7 +65,7 @@ class ClassBalanced(Selector):
         self.class_counts = counts
         self.target = target
         self._w_C: Tensor | None = None
-        self._beyond, self._no_probabilities = StickyFlag(), StickyFlag()
+        self._classes, self._beyond = ClassTargets(self), StickyFlag()
 
     def select(self, candidates: Candidates, count: int) -> Selection:
         weights_B = self._weights(candidates)
@@ -80,28 +80,17 @@ class ClassBalanced(Selector):
 
     def check(self) -> None:
         super().check()
+        self._classes.check()
         if self._beyond.take():
             raise ValueError(
                 f"the selector {self.name!r} met a class beyond the last of its class_counts {self.class_counts}; pass "
                 "the counts of all classes"
             )
-        if self._no_probabilities.take():
-            raise ValueError(f"{self._needed()}; it met numbers (B, C) that are no probabilities")
-
-    def _needed(self) -> str:
-        return (
-            f"the selector {self.name!r} needs one class per sample, integers (B,) or probabilities (B, C); if they "
-            "are elsewhere in the batch, say where: ClassBalanced(target=...)"
-        )
 
     def _weights(self, candidates: Candidates) -> Tensor:
         """(B,) float64: n^(q-1) of the class of each sample, with a mean over all labelled data of 1; 1 without a
         label."""
-        found = largest_class(candidates.targets, candidates.size, candidates.generator.device)
-        if found is None:
-            raise ValueError(self._needed())
-        classes_B, wrong = found
-        self._no_probabilities.note(wrong)
+        classes_B = self._classes.of(candidates)
         labelled_B = classes_B >= 0
         if self.class_counts is None:
             n_B = (classes_B.unsqueeze(0) == classes_B.unsqueeze(1)).sum(1).to(torch.float64)

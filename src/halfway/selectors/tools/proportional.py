@@ -28,7 +28,7 @@ def weights(
     scale: Scale = "loss",
     floor: float = 0.1,
     temperature: float = 1.0,
-    cap: float | None = None,
+    cap: float | Tensor | None = None,
 ) -> Tensor:
     """(B,) float64, (g + floor x mean g)^(1 / temperature) up to a common factor: the largest is 1.
 
