@@ -25,7 +25,7 @@ BUDGETS = {
     "lab": 9_805,
     "loading": 485,
     "samplers": 640,
-    "selectors": 1_910,
+    "selectors": 2_005,
     "state": 520,
 }
 TOGETHER = 2_000  # blocker and engine: what has to be read to trust a replay

@@ -14,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import halfway
 from halfway.selectors import (
+    Auto,
     BalancedProportional,
     BalancedRemembered,
     LastLossHard,
@@ -188,6 +189,7 @@ MAKERS: dict[str, Callable[[], Selector]] = {
     "last_loss_proportional": lambda: LastLossProportional(**PROPORTIONAL),
     "balanced_proportional": lambda: BalancedProportional(**PROPORTIONAL),
     "order_dp": OrderDP,
+    "auto": lambda: Auto(learned=0.1),
     "rho_remembered": lambda: RhoRemembered(torch.linspace(0, 1, N)),
 }
 

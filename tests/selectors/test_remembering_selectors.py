@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from halfway import ForwardBlocker, Schedule
 from halfway.selectors import (
+    Auto,
     BalancedProportional,
     Candidates,
     Density,
@@ -81,6 +82,7 @@ def test_an_id_out_of_range_on_the_device_is_reported_by_check(make, monkeypatch
         LastLossHard(30),
         LastLossProportional(cap="chance", num_classes=3, num_samples=30),
         OrderDP(num_samples=30),
+        Auto(num_samples=30),
         BalancedProportional(num_samples=30),
         RhoRemembered(torch.rand(30)),
         RhoRemembered(torch.rand(30), temperature=1.0),
@@ -94,7 +96,7 @@ def test_no_step_waits_for_the_device(selector, monkeypatch):
     selector.learn(candidates(ids, source, features=features), None)  # centroids are filled once, and read then
     with NoWaiting():
         for _ in range(3):
-            batch = candidates(ids, source, features=features)
+            batch = candidates(ids, source, features=features, targets=ids % 3)
             rows = selector.select(batch, 9).indices
             teach(selector, batch, rows, losses[rows])
         with pytest.raises(AssertionError, match="waits"):

@@ -82,8 +82,8 @@ class Auto(Selector):
         pi_B = inclusion_probabilities(w_B, count, smallest=0.0)
         by_loss_S = systematic(pi_B, count, candidates.generator)
         pays = self._pays(random_S.device)
-        even_B = torch.full_like(pi_B, count / candidates.size)
-        return Selection(torch.where(pays, by_loss_S, random_S), torch.where(pays, pi_B, even_B))
+        pi_B = torch.where(pays, pi_B, count / candidates.size)
+        return Selection(torch.where(pays, by_loss_S, random_S), pi_B)
 
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
         self._losses.observe(candidates, retained, losses)
