@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from halfway.lab.comparison.curves import Point, standing
 from halfway.lab.comparison.paired import Difference, difference
 from halfway.lab.comparison.verdict import verdict
 from halfway.lab.files import write_whole
@@ -54,6 +55,20 @@ ELSEWHERE = {
     "ladder-cifar100": "CIFAR-100, 8",
 }
 FLATTER = {**LADDERS, "ladder-f8-noisy": "F, 8, wrong labels", "ladder-cifar100": "CIFAR-100, 8"}
+AUTO = {
+    "ladder-f8": "F, 8 passes",
+    "ladder-f8-noisy": "F, 8, wrong labels",
+    "speedrun-cifar10": "all of CIFAR-10, 10 passes",
+    "ladder-f32": "F, 32",
+    "ladder-f128": "F, 130",
+}
+RATIOS = (0.3, 0.5, 0.7)
+RIVALS = {
+    "random_subset": "a fixed subset",
+    "infobatch_dagger": "InfoBatch†",
+    "divbs": "DivBS",
+    "random in the window": "random per batch, same window",
+}
 EQUAL_COST = "*points to the better control at equal cost:*"
 SCREEN = {
     "balanced_remembered": "balanced_remembered",
@@ -259,6 +274,8 @@ def real_scale(study: Study) -> str:
         "full": "full data",
         "random 0.5": "random",
         "shorter 0.5": "full data for fewer steps",
+        CAPPED: CONTENDERS[CAPPED],
+        "capped, floor 1": "the same, floor 1",
         **{arm: f"`{arm}`" for arm in ("balanced_remembered", "early_exit", "pfb")},
     }
     rows = []
@@ -269,6 +286,30 @@ def real_scale(study: Study) -> str:
     return markdown(["", "n", "cost", "score, %", "to random at equal cost", "to fewer steps at equal cost"], rows)
 
 
+def auto(study: Study) -> str:
+    """The rule, wherever it drew by losses, and in a row of its own where it never did."""
+    found = Results(study, "auto")
+    rows = []
+    for base, label in AUTO.items():
+        full, mine = found.of(base, "full"), found.of(base, "auto")
+        if full is None or mine is None:
+            continue
+        beside = [found.to_control(base, "auto", control) for control in ("random", "shorter")]
+        rows.append(
+            [
+                label,
+                str(len(mine.arm.scores)),
+                found.score(base),
+                found.score(base, "random 0.5"),
+                found.score(base, "auto"),
+                *beside,
+                found.to_full(base, "auto"),
+            ]
+        )
+    header = ["", "n", "full data, %", "random, %", "`auto`, %", "to random", "to fewer steps", "to full data"]
+    return markdown(header, rows)
+
+
 def paper(study: Study) -> str:
     """Claims as the study's file words them."""
     judged = claims.judge(study.stages["paper"], study.arms["paper"], "long-cifar10")
@@ -277,6 +318,20 @@ def paper(study: Study) -> str:
         word = f"**{told}**" if told == "reproduced" else told
         rows.append([claim["says"], claim["arm"], claim["than"], str(claim.get("paper", "")), found, word])
     return markdown(["claim", "arm", "than", "the paper's, CIFAR-10 / 100", "here, points", ""], rows, words=3)
+
+
+def paper_at_equal_cost(study: Study) -> str:
+    """PFB beside its rivals of the paper, each a curve over its three ratios that ends in full data."""
+    here = {arm.name: arm for arm in study.arms["paper"] if arm.entries}
+    pooled, rows = spread(list(here.values()), "scores"), []
+    for p in RATIOS:
+        mine, cells = here[f"pfb, p = {p}"], []
+        for rival in RIVALS:
+            arms = [here["full"], *(here[f"{rival}, p = {q}"] for q in RATIOS)]
+            d = standing(mine.cost, mine.scores, [Point(arm.cost, arm.scores) for arm in arms], pooled)
+            cells.append("" if d is None else _bold(d.difference, verdict(d.difference) != "not told apart"))
+        rows.append([f"p = {p}", f"{mine.cost:.3f}", *cells])
+    return markdown(["PFB", "cost", *(f"to {label}" for label in RIVALS.values())], rows)
 
 
 TABLES = {
@@ -291,7 +346,9 @@ TABLES = {
     "flatter": flatter,
     "window": window,
     "real scale": real_scale,
+    "auto": auto,
     "paper": paper,
+    "paper at equal cost": paper_at_equal_cost,
 }
 
 

@@ -102,6 +102,14 @@ def test_without_one_of_the_controls_there_is_no_gain() -> None:
     assert not beyond.differences, "curves are not extended"
 
 
+def test_where_the_control_falls_with_the_cost_no_cost_is_equivalent() -> None:
+    falling = {"random": curve(-1), "shorter": curve(-2)}
+    found = beside(0.5, scores(80), falling, POOLED)
+    assert found.gain is not None
+    assert found.equivalent is None
+    assert beside(0.5, scores(80), {"random": curve(1), "shorter": curve(2)}, POOLED).equivalent is not None
+
+
 def test_both_differences_are_over_the_seeds_that_all_have() -> None:
     few = [
         Point(c, {seed: s for seed, s in p.scores.items() if seed < 2}) for c, p in zip(COSTS, curve(10), strict=True)

@@ -54,7 +54,7 @@ class Beside:
 
     differences: to each control that reaches that cost.
     better: the control with the larger mean there; None unless both do.
-    equivalent: where the better control reaches what the arm does; None without a curve.
+    equivalent: where the better control reaches what the arm does; None without a curve that rises.
     """
 
     differences: Mapping[Control, Difference]
@@ -140,8 +140,8 @@ def equivalent(
 ) -> Equivalent | None:
     """The cost at which a curve lies higher by the gain than at the method's own cost.
 
-    The interval goes through the same curve, so that it leaves out the own cost where the gain's leaves out zero, as
-    long as the curve rises.
+    The interval goes through the same curve, so that it leaves out the own cost where the gain's leaves out zero. None
+    where the control scores no more with all data than at the own cost: no cost is worth more there.
 
     Args:
         points: of the curve, sorted by cost.
@@ -155,6 +155,8 @@ def equivalent(
     curve_K = np.array([statistics.fmean(point.scores[seed] for seed in shared) for point in points])
     costs = [point.cost for point in points]
     here = float(curve_K @ np.array(weights))
+    if curve_K[-1] <= here:
+        return None
     steps = [gain.mean] if gain.low is None or gain.high is None else [gain.mean, gain.low, gain.high]
     reached = reached_at(here + np.array(steps), np.tile(curve_K, (len(steps), 1)), costs)
     low, high = (float(reached[1]), float(reached[2])) if len(steps) > 1 else (None, None)
