@@ -20,7 +20,7 @@ command with --resume goes on and ends with bit-identical weights.
 Every setting can be changed: `optimizer.lr=0.05 batch_size=64 density.noise=0.1 cut=layer2`.
 
 methods, by what runs on a pruned sample:
-  nothing              random, random_even (in all epochs), rotate, class_balanced, last_loss, last_loss_hard,
+  nothing              random, random_even (in all epochs), auto, rotate, class_balanced, last_loss, last_loss_hard,
                        last_loss_proportional, order_dp, rho_remembered, balanced_remembered, balanced_proportional
   nothing, not loaded  infobatch, infobatch_dagger, ucb, epsilon_greedy, dyn_unc, rs2, random_subset
   nothing, not loaded, decided once with --subset FILE (`halfway coreset` makes it; no window)
