@@ -320,6 +320,18 @@ def paper(study: Study) -> str:
     return markdown(["claim", "arm", "than", "the paper's, CIFAR-10 / 100", "here, points", ""], rows, words=3)
 
 
+def auto_again(study: Study) -> str:
+    """The same rule with more seeds, beside random pruning alone."""
+    found = Results(study, "auto again")
+    rows = []
+    for base in study.stages["auto again"]["recipes"]:
+        if (mine := found.of(base, "auto")) is not None:
+            difference = found.to_control(base, "auto", "random")
+            scores = [found.score(base, arm) for arm in ("random 0.5", "auto")]
+            rows.append([AUTO[base], str(len(mine.arm.scores)), *scores, difference])
+    return markdown(["", "n", "random, %", "`auto`, %", "to random"], rows)
+
+
 def paper_at_equal_cost(study: Study) -> str:
     """PFB beside its rivals of the paper, each a curve over its three ratios that ends in full data."""
     here = {arm.name: arm for arm in study.arms["paper"] if arm.entries}
@@ -347,6 +359,7 @@ TABLES = {
     "window": window,
     "real scale": real_scale,
     "auto": auto,
+    "auto again": auto_again,
     "paper": paper,
     "paper at equal cost": paper_at_equal_cost,
 }
