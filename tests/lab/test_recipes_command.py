@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-yaml = pytest.importorskip("yaml")
+pytest.importorskip("yaml")
 pytest.importorskip("torchvision")
 
 from halfway.costs import cost
@@ -81,7 +81,7 @@ def test_small_networks_on_the_page_of_the_paper_s_commands_are_smaller() -> Non
     for block in blocks:
         command, twin = block.split("#   tiny twin: ")
         for text in (command.split("halfway compare ")[1], twin):
-            network = yaml.safe_load(text.split("coreset.small=")[1].split("'")[0])
+            network = recipes.parse_value(text.split("coreset.small=")[1].split("'")[0])
             for name in re.findall(r"(?:tiny-)?(?:cifar|imagenet)[a-z0-9-]*", text):
                 recipe = recipes.load(name)
                 require_smaller(recipe.with_settings({f"model.{key}": v for key, v in network.items()}), recipe)
