@@ -101,7 +101,7 @@ WRONG = {
     "few scores": ({"scores": torch.zeros(59)}, "one score for each of the 60 samples"),
     "a score of NaN": ({"scores": torch.full((60,), torch.nan)}, "without NaN"),
     "no settings": ({"settings": None}, "settings, made_from and cost as dicts"),
-    "no keep": ({"settings": {"seed": 0, "class_balance": True}}, "the settings keep, class_balance and seed"),
+    "no keep": ({"settings": {"seed": 0, "class_balance": True}}, "the settings keep and seed"),
     "a keep of text": ({"settings": {"keep": "half", "seed": 0, "class_balance": True}}, "the share that it keeps"),
     "no method": ({"method": None}, "a method"),
 }

@@ -78,8 +78,8 @@ class Coreset:
         settings, made = self.settings, self.made_from
         if not (isinstance(settings, dict) and isinstance(made, dict) and isinstance(self.cost, dict)):
             return "settings, made_from and cost as dicts"
-        if not all(name in settings for name in ("keep", "class_balance", "seed")):
-            return "the settings keep, class_balance and seed"
+        if not all(name in settings for name in ("keep", "seed")):
+            return "the settings keep and seed"
         if not (
             isinstance(self.method, str) and isinstance(self.fingerprint, str) and isinstance(settings["keep"], float)
         ):

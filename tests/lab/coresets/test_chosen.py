@@ -236,7 +236,7 @@ def test_a_method_of_one_s_own_is_trained_on_once_it_is_known(
     [
         ({"weights": torch.ones(3)}, "one finite weight for each of its 80 samples"),
         ({"ids": torch.arange(80.0)}, "whole numbers as ids"),
-        ({"settings": {}}, "the settings keep, class_balance and seed"),
+        ({"settings": {}}, "the settings keep and seed"),
     ],
 )
 def test_a_broken_file_is_one_line(
