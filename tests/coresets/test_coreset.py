@@ -90,6 +90,31 @@ def test_ids_that_are_none_of_a_data_set_are_refused(found, tmp_path, ids):
         Coreset.load(tmp_path / "ids.pt")
 
 
+WRONG = {
+    "ids that are no numbers": ({"ids": [1, 2]}, "whole numbers as ids"),
+    "float ids": ({"ids": torch.arange(3.0)}, "whole numbers as ids"),
+    "ids in two rows": ({"ids": torch.arange(4).view(2, 2)}, "whole numbers as ids"),
+    "no ids": ({"ids": torch.arange(0)}, "ids in order"),
+    "one weight too many": ({"weights": torch.ones(31)}, "one finite weight for each of its 30 samples"),
+    "weights in two rows": ({"weights": torch.ones(30, 2)}, "one finite weight"),
+    "a weight of NaN": ({"weights": torch.full((30,), torch.nan)}, "one finite weight"),
+    "few scores": ({"scores": torch.zeros(59)}, "one score for each of the 60 samples"),
+    "a score of NaN": ({"scores": torch.full((60,), torch.nan)}, "without NaN"),
+    "no settings": ({"settings": None}, "settings, made_from and cost as dicts"),
+    "no keep": ({"settings": {"seed": 0, "class_balance": True}}, "the settings keep and seed"),
+    "a keep of text": ({"settings": {"keep": "half", "seed": 0, "class_balance": True}}, "the share that it keeps"),
+    "no method": ({"method": None}, "a method"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_file_that_holds_something_else_is_one_clear_error(found, tmp_path, what):
+    change, message = WRONG[what]
+    torch.save({"format": "halfway coreset 1", **vars(found), **change}, tmp_path / "s.pt")
+    with pytest.raises(ValueError, match=rf"s.pt does not hold .*{message}.*`halfway coreset METHOD"):
+        Coreset.load(tmp_path / "s.pt")
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(found, tmp_path, monkeypatch):
     path = tmp_path / "subset.pt"
     found.save(path)

@@ -74,6 +74,27 @@ def test_a_wrong_share_is_refused(name, keep):
         make(name).choose(evidence(), keep)
 
 
+def test_scores_of_the_wrong_length_are_refused():
+    class Short(Scored):
+        name, needs, uses = "short", "nothing", ()
+
+        def score(self, evidence, generator=None):
+            return torch.zeros(evidence.num_samples - 1)
+
+    with pytest.raises(ValueError, match="short gave 59 scores for 60 samples; let `score` return one of each"):
+        Short().choose(evidence(), 0.5)
+
+
+def test_errors_about_classes_name_the_switch_of_the_command_as_well():
+    known = evidence()
+    with pytest.raises(ValueError, match=r"leave class_balance=True \(drop --no-class-balance\)"):
+        make("herding").choose(known, 0.5, class_balance=False)
+    known.labels_N.clamp_(max=1)
+    for name in ("el2n", "herding"):  # herding could not do without balance either, so the fix names other methods
+        with pytest.raises(ValueError, match=r"--no-class-balance`\) with a method that scores samples"):
+            make(name).choose(known, 0.5)
+
+
 def test_names_are_unique_among_all_methods():
     assert set(METHODS).isdisjoint(SELECTORS)
     assert set(METHODS).isdisjoint(SAMPLERS)

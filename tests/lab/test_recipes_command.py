@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -18,6 +19,7 @@ from halfway.costs import cost
 from halfway.lab.cli import main
 from halfway.lab.commands import recipes as recipes_command
 from halfway.lab.commands.recipes import COLUMNS, cost_rows
+from halfway.lab.coresets.proxies import require_smaller
 from halfway.lab.models import small as nets
 from halfway.lab.recipes import schema as recipes
 from halfway.lab.recipes.predicted_cost import predicted_cost
@@ -70,6 +72,19 @@ def test_the_page_of_the_paper_s_commands_has_this_table(rows: list[list[str]]) 
     page = (ROOT / "docs" / "reproduce.md").read_text().splitlines()
     start = page.index(f"| {' | '.join(COLUMNS)} |") + 2
     assert page[start : start + len(rows)] == [f"| {' | '.join(row)} |" for row in rows], "halfway recipes --markdown"
+
+
+def test_small_networks_on_the_page_of_the_paper_s_commands_are_smaller() -> None:
+    page = (ROOT / "docs" / "reproduce.md").read_text().split("# Figure")[0]
+    blocks = [block for block in page.split("\n\n") if "coreset.small=" in block]
+    assert len(blocks) == 2
+    for block in blocks:
+        command, twin = block.split("#   tiny twin: ")
+        for text in (command.split("halfway compare ")[1], twin):
+            network = recipes.parse_value(text.split("coreset.small=")[1].split("'")[0])
+            for name in re.findall(r"(?:tiny-)?(?:cifar|imagenet)[a-z0-9-]*", text):
+                recipe = recipes.load(name)
+                require_smaller(recipe.with_settings({f"model.{key}": v for key, v in network.items()}), recipe)
 
 
 def test_the_columns_agree_with_each_other(rows: list[list[str]]) -> None:

@@ -96,6 +96,11 @@ class Scored(Method):
         evidence.require(self.uses, self.name)
         generator = tie_breaker(seed)
         scores_N = checked_scores(self.score(evidence, generator))
+        if len(scores_N) != evidence.num_samples:
+            raise ValueError(
+                f"{self.name} gave {len(scores_N)} scores for {evidence.num_samples} samples; let `score` return one "
+                "of each sample, in the order of the labels"
+            )
         ids = torch.cat([highest(scores_N, group.ids, group.budget, generator) for group in parts])
         return self._coreset(evidence, keep, class_balance, seed, Picked(ids), scores_N)
 
@@ -116,8 +121,8 @@ class Greedy(Method):
     def check(self, parts: list[Group], class_balance: bool) -> None:
         if self.per_class and not class_balance:
             raise ValueError(
-                f"{self.name} chooses within each class, as its memory and time need; leave class_balance=True, or "
-                "take a method that scores samples"
+                f"{self.name} chooses within each class, as its memory and time need; leave class_balance=True "
+                "(drop --no-class-balance), or take a method that scores samples"
             )
 
     def choose(self, evidence: Evidence, keep: float, *, class_balance: bool = True, seed: int = 0) -> Coreset:

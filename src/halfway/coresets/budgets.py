@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..settings import number
 
+_MIXED = "class_balance=False (`halfway coreset --no-class-balance`) with a method that scores samples"
+
 
 class Group(NamedTuple):
     """Samples that share a budget: those of one class, or all."""
@@ -47,7 +49,7 @@ def groups(labels_N: Tensor, keep: float, num_classes: int, class_balance: bool 
     if total < num_classes:
         raise ValueError(
             f"keep={keep} of {len(labels_N)} samples is {total}, fewer than the {num_classes} classes; take keep of at "
-            f"least {math.ceil(1000 * num_classes / len(labels_N)) / 1000}, or class_balance=False"
+            f"least {math.ceil(1000 * num_classes / len(labels_N)) / 1000}, or {_MIXED}"
         )
     counts = shares([keep * size for size in sizes], total)
     by_class = labels_N.argsort(stable=True).split(sizes)
@@ -66,7 +68,7 @@ def class_sizes(labels_N: Tensor, num_classes: int) -> list[int]:
     if missing:
         raise ValueError(
             f"{len(missing)} of {num_classes} classes have no sample, for example class {missing[0]}; number the "
-            "classes that there are from 0 without gaps, or pass class_balance=False"
+            f"classes that there are from 0 without gaps, or {_MIXED}"
         )
     return sizes
 

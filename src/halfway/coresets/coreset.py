@@ -35,8 +35,9 @@ class Coreset:
         fingerprint: of the data set's labels and their order, see `fingerprint_of`.
         weights: (S,) how many samples each one stands for; None for all methods but Craig. The mean of weights * losses
             over a batch estimates the mean loss of all after a division by the weights' mean.
-        scores: (N,) larger = retained; None where samples are chosen jointly.
-        made_from, cost: plain values of the caller: the proxy's recipe, its FLOPs, ...
+        scores: (N,) larger = retained; None for methods that choose samples jointly (`Greedy`), which score none.
+        made_from, cost: plain values of the caller. `halfway coreset` notes the recipe, the proxies' network, length
+            and seeds, a digest of the images, versions and the command; FLOPs and what they are in runs on full data.
     """
 
     ids: Tensor
@@ -72,6 +73,28 @@ class Coreset:
         if self.fingerprint_of(labels) != self.fingerprint:
             raise ValueError(self._another("has other labels, or the same in another order"))
 
+    def _wrong(self) -> str:
+        """What a file should hold and this does not; "" if it is whole."""
+        settings, made = self.settings, self.made_from
+        if not (isinstance(settings, dict) and isinstance(made, dict) and isinstance(self.cost, dict)):
+            return "settings, made_from and cost as dicts"
+        if not all(name in settings for name in ("keep", "seed")):
+            return "the settings keep and seed"
+        if not (
+            isinstance(self.method, str) and isinstance(self.fingerprint, str) and isinstance(settings["keep"], float)
+        ):
+            return "a method, a fingerprint and the share that it keeps"
+        ids, size = self.ids, self.num_samples
+        if not (isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype == torch.int64 and isinstance(size, int)):
+            return "whole numbers as ids, one of each sample, shape (S,)"
+        if not (len(ids) and (ids.diff() > 0).all() and int(ids[0]) >= 0 and int(ids[-1]) < size):
+            return "ids in order, each once, of a data set"
+        if self.weights is not None and not (_is_row(self.weights, len(ids)) and self.weights.isfinite().all()):
+            return f"one finite weight for each of its {len(ids)} samples"
+        if self.scores is not None and not (_is_row(self.scores, size) and not self.scores.isnan().any()):
+            return f"one score for each of the {size} samples of the data set, without NaN"
+        return ""
+
     def _another(self, what: str) -> str:
         return (
             f"this data set {what}: the file ({self.method}) was made from another one. Choose the subset again for "
@@ -105,12 +128,14 @@ class Coreset:
             raise ValueError(f"{path} is not a subset file; {_HOW_TO}")
         try:
             found = cls(**content)
-            first, last = int(found.ids[0]), int(found.ids[-1])
-            whole = bool((found.ids.diff() > 0).all()) and first >= 0 and last < found.num_samples
-        except (TypeError, AttributeError, IndexError) as error:
+        except TypeError as error:
             raise ValueError(f"{path} is not a subset file of this halfway ({error}); {_HOW_TO}") from error
-        if not whole:
-            raise ValueError(f"{path} does not hold ids in order, each once, of a data set; {_HOW_TO}")
+        if wrong := found._wrong():
+            raise ValueError(f"{path} does not hold {wrong}; {_HOW_TO}")
         if labels is not None:
             found.check(labels)
         return found
+
+
+def _is_row(values: Any, count: int) -> bool:
+    return isinstance(values, Tensor) and values.shape == (count,)

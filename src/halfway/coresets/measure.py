@@ -125,6 +125,12 @@ class _Table:
                 f"the batches had no {self._what} for {missing} of {len(self._seen_N)} samples; go through the whole "
                 "data set, without drop_last, and with a loader that can be gone through again"
             )
+        finite_N = self._rows.reshape(len(self._seen_N), -1).sum(1).isfinite()
+        if not finite_N.all():
+            raise ValueError(
+                f"the {self._what} of {int((~finite_N).sum())} of {len(finite_N)} samples are not finite: the model "
+                "has diverged; train it again with a lower learning rate (and in another folder)"
+            )
         return self._rows
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from halfway.coresets import Evidence, Glister
 from halfway.coresets.choosing import tie_breaker
+from halfway.coresets.greedy.glister import turns
 from tests.helpers.draws import randn
 from tests.helpers.evidence import evidence
 
 
 def slow_glister(known, counts, lr, rounds, seed):
     """Gradients of an explicit layer, one sample at a time."""
-    source = tie_breaker(seed)
+    source, C = tie_breaker(seed), known.num_classes
     judges, candidates = [], []
     for c in range(known.num_classes):
         ids = (known.labels_N == c).nonzero().squeeze(1)
@@ -31,24 +34,43 @@ def slow_glister(known, counts, lr, rounds, seed):
 
     zero = torch.zeros(shape).double()
     own = {i: gradient([i], zero) for i in range(known.num_samples)}
+    # Whose turn it is: a class's k-th sample comes at the share k / n of the way, equal ones class by class.
+    turns = sorted((Fraction(2 * C * k + 2 * c + 1, 2 * C * n), c) for c, n in enumerate(counts) for k in range(n))
     chosen: list[int] = []
     for r in range(rounds):
         delta = -lr / sum(counts) * sum((own[i] for i in chosen), zero)
         G = gradient(judges, delta)
-        for c, count in enumerate(counts):
-            share = count * (r + 1) // rounds - count * r // rounds
+        mine = [c for _, c in turns[len(turns) * r // rounds : len(turns) * (r + 1) // rounds]]
+        for c in range(C):
+            share = mine.count(c)
             rest = [i for i in candidates[c] if i not in chosen]
             chosen += sorted(rest, key=lambda i: -float((own[i] * G).sum()))[:share]
     return sorted(chosen), judges
 
 
 @pytest.mark.parametrize("lr", [0.1, 50.0])
-def test_the_rounds_are_those_of_a_slow_loop(lr):
+@pytest.mark.parametrize("rounds", [10, 25])  # in the latter each class adds less than a sample per round
+def test_the_rounds_are_those_of_a_slow_loop(lr, rounds):
     known = evidence()
-    found = Glister(every=0.1, lr=lr).choose(known, 0.5, seed=4)
-    expected, judges = slow_glister(known, [10, 10, 10], lr, 10, 4)
+    found = Glister(every=1 / rounds, lr=lr).choose(known, 0.5, seed=4)
+    expected, judges = slow_glister(known, [10, 10, 10], lr, rounds, 4)
     assert found.ids.tolist() == expected
     assert not set(judges) & set(expected)
+
+
+@pytest.mark.parametrize("counts", [[50] * 10, [500] * 4, [7, 13, 29, 101], [1, 1, 640], [3, 4]])
+def test_every_round_adds_the_same_share_of_the_budget_and_classes_keep_pace(counts):
+    rounds, total = turns(counts, 100), sum(counts)
+    assert len(rounds) == 100
+    sizes = [sum(shares.values()) for shares in rounds]
+    assert set(sizes) <= {total // 100, -(-total // 100)}
+    added = [0] * len(counts)
+    for r, shares in enumerate(rounds):
+        for c, share in shares.items():
+            added[c] += share
+        for c, count in enumerate(counts):
+            assert abs(added[c] - count * (r + 1) / 100) <= 1 + count / total
+    assert added == counts
 
 
 def test_renewing_the_gradient_matters():

@@ -186,6 +186,43 @@ def test_a_retention_record_counts_what_a_run_retained(workshop: Workshop, tmp_p
     assert found.made_from["record"]["method"] == "ucb"
 
 
+def test_a_file_says_what_its_proxies_were(workshop: Workshop) -> None:
+    proxies = workshop.read("el2n-0.5-k2-s0.pt").made_from["proxies"]
+    model = {"name": "small_resnet", "options": {"width": 16, "blocks": [1, 1, 1, 1]}, "weights": None}
+    shared = {"model": model, "length": 4, "unit": "epoch", "batch_size": 32, "stop_after": 0.1}
+    assert proxies == [{**shared, "seed": 1000}, {**shared, "seed": 1001}]
+
+
+@pytest.mark.usefixtures("untrained")
+def test_another_choice_s_file_is_not_replaced(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "mine.pt")
+    assert workshop("random_coreset", "--out", out) == 0
+    before = Coreset.load(out).ids
+    assert workshop("random_coreset", "--out", out) == 0, "the same again is no mistake"
+    for other in (["random_coreset", "--seed", "1"], ["el2n"]):
+        assert workshop(*other, "--out", out) == 2
+        assert "mine.pt holds another subset; remove it, or name another" in capsys.readouterr().err
+    assert torch.equal(Coreset.load(out).ids, before)
+
+
+def test_what_a_diverged_proxy_shows_is_not_kept(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Workshop(tmp_path)
+    shutil.copytree(workshop.folder / "short-s1000", copy.folder / "short-s1000")
+    run = RunFolder(copy.folder / "short-s1000")
+    state = run.load()
+    assert state is not None
+    state["model"]["fc.bias"].fill_(torch.nan)
+    write_tensors(run.checkpoint, state)
+    (run.path / evidence.FILE).unlink()
+    assert copy("el2n", "--proxy-runs", "1") == 2
+    assert "160 of 160 samples are not finite: the model has diverged" in capsys.readouterr().err
+    assert not (run.path / evidence.FILE).exists()
+
+
 def test_records_of_several_runs_are_several_files(workshop: Workshop, tmp_path: Path) -> None:
     made = [choose.Choice("retention", tiny(), 0.5, tmp_path, record=Path("runs") / name) for name in ("a", "b")]
     assert made[0].file != made[1].file
@@ -195,12 +232,12 @@ def test_records_of_several_runs_are_several_files(workshop: Workshop, tmp_path:
 
 
 def test_a_file_of_other_proxies_is_made_again(workshop: Workshop) -> None:
-    labels = images()[1]
+    data = load(tiny())
     mine = {"folder": workshop.folder, "options": ProxyOptions(runs=2)}
     recipe = schema.load(workshop.recipe)
-    assert choose.Choice("el2n", recipe, 0.5, **mine).made_already(labels) is not None  # type: ignore[arg-type]
+    assert choose.Choice("el2n", recipe, 0.5, **mine).made_already(data) is not None  # type: ignore[arg-type]
     changed = recipe.with_settings({"optimizer.lr": 0.03})
-    assert choose.Choice("el2n", changed, 0.5, **mine).made_already(labels) is None  # type: ignore[arg-type]
+    assert choose.Choice("el2n", changed, 0.5, **mine).made_already(data) is None  # type: ignore[arg-type]
 
 
 def test_proxies_and_measurements_of_other_images_are_refused(
@@ -216,9 +253,14 @@ def test_proxies_and_measurements_of_other_images_are_refused(
     assert copy("el2n", "--seed", "3") == 2
     assert "cannot be read" in capsys.readouterr().err
     environment = copy.folder / "short-s1000" / "environment.json"
-    environment.write_text(environment.read_text().replace('"data": "', '"data": "other '))
+    known = environment.read_text()
+    environment.write_text(known.replace('"images": "', '"images": "other '))
     assert copy("el2n", "--seed", "3") == 2
-    assert "was trained on other " in capsys.readouterr().err
+    assert "was trained on other images (synthetic pictures" in capsys.readouterr().err
+    # Runs of before there was a digest.
+    environment.write_text(known.replace('"images": "', '"before": "').replace('"data": "', '"data": "other '))
+    assert copy("el2n", "--seed", "3") == 2
+    assert "was trained on other images (other synthetic" in capsys.readouterr().err
 
 
 def test_a_proxy_that_was_killed_before_its_last_checkpoint_goes_on(workshop: Workshop, tmp_path: Path) -> None:
@@ -239,7 +281,14 @@ IMPOSSIBLE = {
     "greedy, mixed classes": (["herding", "--no-class-balance"], "leave class_balance=True"),
     "no room for validation": (["glister", "--keep", "0.95"], "set aside"),
     "more cut than left": (["ccs", "ccs.beta=0.6"], "beta of at most"),
-    "not every image": (["aum", "--proxy-epochs", "1", "batch_size=48"], "leaves out the last batch"),
+    "not every image": (
+        ["aum", "--proxy-epochs", "1", "batch_size=48"],
+        "16 of 160 are in no full batch of 48 in a proxy of 1 epoch(s); take batch_size=40",
+    ),
+    "images that two epochs miss": (
+        ["forgetting", "--proxy-epochs", "2", "batch_size=96"],
+        "26 of 160 are in no full batch of 96 in a proxy of 2 epoch(s); take batch_size=80",
+    ),
 }
 
 
@@ -267,7 +316,15 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "keep of nan": (["el2n", "--keep", "nan"], "between 0 and 1"),
     "an unknown method": (["el3n", "--keep", "0.5"], "el2n"),
     "no small network": (["svp", "--keep", "0.5"], "model.options.width=8"),
-    "no smaller network": (["svp", "--keep", "0.5", "model.options.width=16"], "smaller than the one to train"),
+    "the same network": (["svp", "--keep", "0.5", "model.options.width=16"], "smaller than the one to train"),
+    "a larger network": (
+        ["svp", "--keep", "0.5", "model.options.width=24"],
+        "smaller than the one to train: small_resnet",
+    ),
+    "another, larger network": (
+        ["svp", "--keep", "0.5", "model.name=resnet18"],
+        "smaller than the one to train: resnet18",
+    ),
     "no record": (["retention", "--keep", "0.5"], "RUN_FOLDER"),
     "fewer than classes": (["random_coreset", "--keep", "0.05"], "fewer than the 10 classes"),
     "a setting of the runs": (["el2n", "--keep", "0.5", "prune_ratio=0.5"], "drop prune_ratio="),

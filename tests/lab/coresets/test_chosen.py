@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 pytest.importorskip("torchvision")
@@ -137,7 +142,110 @@ def test_a_subset_of_other_data_is_refused(tmp_path: Path, capsys: pytest.Captur
     out = tmp_path / "run"
     assert main([*words, "--out", str(out)]) == 2
     assert "192 samples, the subset is of 160" in capsys.readouterr().err
-    assert not (out / "last.pt").exists()
+    assert not out.exists(), "the corrected command finds no run there"
+    assert main(["train", "tiny-cifar10", *WORDS, "--subset", str(path), "--out", str(out)]) == 0
+
+
+def pictures(root: Path, seed: int) -> Path:
+    """A folder of images: 2 classes of 16, whatever the seed."""
+    random = np.random.default_rng(seed)
+    for part, count in (("train", 16), ("val", 4)):
+        for label in ("cat", "dog"):
+            (root / part / label).mkdir(parents=True)
+            for i in range(count):
+                pixels = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / part / label / f"{i:03}.png")
+    return root
+
+
+FOLDER_RECIPE = """\
+extends: tiny-cifar10
+data: {name: imagefolder, classes: 2, size: [8, 8], train_samples: null, test_samples: null, memory: true}
+model: {name: small_cnn, options: {width: 2}}
+batch_size: 8
+length: 2
+window: [0, 2]
+cut: layer1
+"""
+
+
+def test_a_subset_or_a_record_of_another_folder_is_refused_and_one_of_a_moved_folder_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Class sizes and names of files are the same."""
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(FOLDER_RECIPE)
+    pictures(tmp_path / "da", 0), pictures(tmp_path / "db", 1)
+    shutil.copytree("da", "elsewhere/moved")
+    assert main(["coreset", "random_coreset", "r.yaml", "--keep", "0.5", "--data", "da", "--out", "s.pt"]) == 0
+    train = ["train", "r.yaml", "--subset", "s.pt", "--out", "run", "--data"]
+    assert main([*train, "db"]) == 2
+    told = capsys.readouterr().err
+    assert "s.pt was chosen from other images (images in da: 32 training images" in told
+    assert "than these (images in db: 32 training images" in told
+    assert "choose again for these (`halfway coreset`), or name the folder of those with --data" in told
+    assert not Path("run").exists()
+    assert main([*train, "elsewhere/moved"]) == 0
+    assert main(["train", "r.yaml", "--method", "random", "--out", "record", "--data", "da"]) == 0
+    retention = ["coreset", "retention", "record", "--keep", "0.5", "--out", "kept.pt", "--data"]
+    capsys.readouterr()
+    assert main([*retention, "db"]) == 2
+    assert "record was trained on other images (images in da: 32" in capsys.readouterr().err
+    assert not Path("kept.pt").exists()
+    assert main([*retention, "elsewhere/moved"]) == 0
+
+
+def test_a_subset_of_less_than_a_batch_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made(tmp_path / "s.pt", count=30)
+    assert main(["train", "tiny-cifar10", *WORDS, "--subset", str(path), "--out", str(tmp_path / "run")]) == 2
+    assert "the 30 images of" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+OWN = """
+import sys
+from halfway import coresets
+
+class Mine(coresets.Scored):
+    name, needs, uses = "mine", "nothing", ()
+    def score(self, evidence, generator=None):
+        return evidence.labels_N.float()
+
+coresets.METHODS["mine"] = Mine
+from halfway.lab.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_method_of_one_s_own_is_trained_on_once_it_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = made(tmp_path / "s.pt")
+    dataclasses.replace(Coreset.load(path), method="mine").save(path)
+    words = ["train", "tiny-cifar10", *WORDS, "--subset", str(path), "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "made by 'mine', which the command line does not know; put its class into coresets.METHODS before" in told
+    subprocess.run([sys.executable, "-c", OWN, *words], check=True, capture_output=True)
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert "method: mine\n" in config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": torch.ones(3)}, "one finite weight for each of its 80 samples"),
+        ({"ids": torch.arange(80.0)}, "whole numbers as ids"),
+        ({"settings": {}}, "the settings keep and seed"),
+    ],
+)
+def test_a_broken_file_is_one_line(
+    change: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = made(tmp_path / "s.pt")
+    dataclasses.replace(Coreset.load(path), **change).save(path)
+    assert main(["train", "tiny-cifar10", *WORDS, "--subset", str(path), "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_mistakes_are_told_before_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

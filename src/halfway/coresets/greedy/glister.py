@@ -5,6 +5,9 @@ Shape suffixes: n samples, V of them for validation, C classes, E = D + 1 featur
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -19,18 +22,18 @@ class Glister(Greedy):
     """Add the samples whose gradients point where the validation loss falls.
 
     What: on the last linear layer, with g its gradient for one sample and theta its parameters: 10 % of each class are
-        set aside for validation; in each of 100 rounds every class adds 1 % of its budget, the samples with the largest
-        g . G; then G, the gradient of the mean validation loss, is renewed at theta - lr / m times the sum of g over
-        the chosen, with m the whole budget.
+        set aside for validation; each of 100 rounds adds 1 % of the whole budget, in equal shares of the classes'
+        budgets (in turns, where that is less than a sample of each): of each class the samples with the largest g . G;
+        then G, the gradient of the mean validation loss, is renewed at theta - lr / m times the sum of g over the
+        chosen, with m the whole budget.
     Source: Killamsetty et al., "GLISTER: Generalization based Data Subset Selection for Efficient and Robust Learning",
         AAAI 2021. They choose again in the course of training, take single steps of their own step size from a real
         validation set, and look at a random part of the candidates in each round; here once, at all of them.
     Cost: a whole training of the network, a forward pass over all samples; in each round a product of n (D + 1) C.
     Caveats: the validation samples are never chosen, so keep is at most 1 - validation. The number of rounds does not
-        depend on what is retained, and each is a share of the budget. A trained network's gradients are small, and the
-        choice then hangs on few validation samples. The last layer's bias counts as one more feature, and logits are
-        taken as that layer gives them: for a classifier without bias, or with scaled logits (`speedrun-cifar10`), it
-        is an approximation.
+        depend on what is retained. A trained network's gradients are small, and the choice then hangs on few validation
+        samples. The last layer's bias counts as one more feature, and logits are taken as that layer gives them: for a
+        classifier without bias, or with scaled logits (`speedrun-cifar10`), it is an approximation.
 
     Args:
         validation: the share of each class that is set aside.
@@ -76,15 +79,11 @@ class Glister(Greedy):
         return Picked(self._rounds(evidence, candidates, counts, panel))
 
     def _rounds(self, evidence: Evidence, candidates: list[Tensor], counts: list[int], panel: _Panel) -> Tensor:
-        rounds = round(1 / self.every)
         found: list[Tensor] = []
-        for r in range(rounds):
+        for shares in turns(counts, round(1 / self.every)):
             gradient_CE = panel.gradient()
             step_CE = torch.zeros_like(gradient_CE)
-            for c, count in enumerate(counts):
-                share = count * (r + 1) // rounds - count * r // rounds
-                if not share:
-                    continue
+            for c, share in shares.items():
                 errors_nC, features_nE = factors(evidence, candidates[c])
                 # g . G without g: e^T G phi~. Stable, so that equal samples stay in their random order.
                 gains_n = ((errors_nC @ gradient_CE) * features_nE).sum(1)
@@ -95,6 +94,15 @@ class Glister(Greedy):
                 candidates[c] = candidates[c][rest]
             panel.move(-self.lr / sum(counts) * step_CE)
         return torch.cat(found)
+
+
+def turns(counts: list[int], rounds: int) -> list[dict[int, int]]:
+    """In each round how many samples each class adds: together the same share of the budget, all classes evenly."""
+    # When each class adds its next sample, as a share of the whole; equally large classes one after another.
+    when = [(torch.arange(n, dtype=torch.float64) + (c + 0.5) / len(counts)) / n for c, n in enumerate(counts)]
+    classes = torch.repeat_interleave(torch.tensor(counts))[torch.cat(when).argsort(stable=True)]
+    ends = [len(classes) * r // rounds for r in range(rounds + 1)]
+    return [dict(sorted(Counter(classes[a:b].tolist()).items())) for a, b in pairwise(ends)]
 
 
 class _Panel:

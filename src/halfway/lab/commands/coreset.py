@@ -141,10 +141,8 @@ def _of_model(word: str) -> bool:
 
 def _told(made: Coreset, choice: Choice, loaded: Data, arguments: argparse.Namespace) -> str:
     """What was retained, what it costs, and how to go on."""
-    from ..coresets.chosen import kept_per_class
+    from ..coresets.chosen import kept_per_class, labels_of
 
-    labels_N = loaded.train.labels
-    assert labels_N is not None
     share, runs = len(made) / made.num_samples, made.cost["runs"]
     proxy = f"; its proxies ({made.cost['set']}) cost {runs:.3f}, together {share + runs:.3f}" if runs else ""
     others = [word for word in arguments.settings if not _of_model(word)]
@@ -154,7 +152,7 @@ def _told(made: Coreset, choice: Choice, loaded: Data, arguments: argparse.Names
     return (
         f"{choice.file}: {len(made):,} of {made.num_samples:,} training images, keep {choice.keep:g}, pruning ratio "
         f"{1 - choice.keep:g}\n"
-        f"per class: {kept_per_class(made, labels_N, loaded.classes)}\n"
+        f"per class: {kept_per_class(made, labels_of(loaded), loaded.classes)}\n"
         f"a training on it costs {share:.3f} of one on all data{proxy} (FLOPs)\n"
         f"to train on it: {shlex.join(words)}"
     )

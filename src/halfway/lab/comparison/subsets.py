@@ -32,6 +32,8 @@ def with_subsets(
     for choice in choices.values():
         choice.check()
     load, out = Loader(device), list(trials)
+    for choice in choices.values():
+        choice.check_on(load(choice.recipe))
     if workers > 1 and not _train_proxies([c for c in choices.values() if not _made(c, load)], command, workers):
         return None
     for i, choice in choices.items():
@@ -48,9 +50,7 @@ def with_subsets(
 
 
 def _made(choice: Choice, load: Loader) -> bool:
-    labels_N = load(choice.recipe).train.labels
-    assert labels_N is not None
-    return choice.made_already(labels_N) is not None
+    return choice.made_already(load(choice.recipe)) is not None
 
 
 def _train_proxies(choices: Sequence[Choice], command: str, workers: int) -> bool:

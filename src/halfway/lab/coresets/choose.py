@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ... import coresets
 from ...coresets import Coreset, Evidence
@@ -34,8 +33,11 @@ from ..training.rank import wait_for_all
 from ..training.run_folder import RunFolder
 from ..training.run_result import RunResult
 from . import evidence
-from .chosen import other_images, read
-from .proxies import ProxyOptions, ProxySet, file_name, proxy_set
+from .chosen import labels_of, other_images, read, require_same_images
+from .proxies import ProxyOptions, ProxySet, file_name, proxy_set, require_all_presented, require_smaller
+
+# What a subset file says of each training that it was made from.
+_OF_A_PROXY = ("model", "length", "unit", "batch_size", "stop_after", "seed")
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ class Choice:
         if self.chooser.needs == "retention":
             self._check_record()
         elif (proxies := self.proxies) is not None:
+            if self.chooser.needs == "small run":
+                require_smaller(proxies.recipes[0], self.recipe)
             proxies.check()
         sample_flops(self.recipe)  # a network that cannot be counted is refused here
 
@@ -115,34 +119,38 @@ class Choice:
                 f"--keep {self.keep:g}`, or coreset.record=RUN_FOLDER for `halfway compare`"
             )
         result = RunResult.read(self.record)
-        if differs := other_images(dataclasses.asdict(result.recipe.data), self.recipe):
+        if differs := other_images(result.recipe.as_dict()["data"], self.recipe):
             raise ValueError(f"{self.record} was trained on other images ({differs}); its record is about those")
         if not result.finished or not result.recipe.prunes:
-            raise ValueError(
-                f"{self.record} is not a finished run that pruned, so it has no record of what it retained"
-            )
+            raise ValueError(f"{self.record} is not a finished run that pruned: it has no record of what it retained")
 
-    def made_already(self, labels_N: Tensor) -> Coreset | None:
+    def check_on(self, data: Data) -> None:
+        """Raise what can be known of these images before proxies are trained. Nothing is written."""
+        chooser, proxies = self.chooser, self.proxies
+        chooser.check(groups(labels_of(data), self.keep, len(data.classes), self.class_balance), self.class_balance)
+        if proxies is not None and "dynamics" in chooser.uses:
+            require_all_presented(proxies.recipes[0], len(data.train), self.method)
+        if self._recorded is not None:
+            for noted in RunFolder(self._recorded).read_environment()[-1:]:
+                fix = "take the record of a run on these"
+                require_same_images(f"{self._recorded} was trained on", noted, data, fix)
+        if self.out is not None and self.out.exists() and self.made_already(data) is None:
+            raise ValueError(f"{self.out} holds another subset; remove it, or name another file with --out")
+
+    def made_already(self, data: Data) -> Coreset | None:
         """The file, if it holds just what is asked for."""
         found = read(self.file)
-        if found is None or found.fingerprint != Coreset.fingerprint_of(labels_N):
+        if found is None:
             return None
-        asked = {**self.chooser.settings, "keep": self.keep, "class_balance": self.class_balance, "seed": self.seed}
-        same = (
-            found.method == self.method and found.settings == asked and found.made_from.get("from") == self._sources()
-        )
-        return found if same else None
+        own = {**self.chooser.settings, "keep": self.keep, "class_balance": self.class_balance, "seed": self.seed}
+        asked = [self.method, own, Coreset.fingerprint_of(labels_of(data)), data.images, self._sources()]
+        noted = [found.made_from.get(key) for key in ("images", "from")]
+        return found if [found.method, found.settings, found.fingerprint, *noted] == asked else None
 
     def make(self, data: Data, device: torch.device, command: str) -> Coreset | None:
         """Choose, and write the file; None after Ctrl-C. What is missing of the proxies is trained first."""
-        labels_N = data.train.labels
-        assert labels_N is not None
-        chooser, proxies = self.chooser, self.proxies
-        # These complain before hours are spent.
-        chooser.check(groups(labels_N, self.keep, len(data.classes), self.class_balance), self.class_balance)
-        once = proxies is not None and (proxies.recipes[0].unit, proxies.recipes[0].length) == ("epoch", 1)
-        if once and "dynamics" in chooser.uses and len(data.train) % self.recipe.batch_size:
-            raise ValueError(f"{self.method} needs every image, and one epoch leaves out the last batch; take 2 epochs")
+        self.check_on(data)
+        labels_N, chooser, proxies = labels_of(data), self.chooser, self.proxies
         if proxies is not None and not proxies.train(data, device, command):
             return None
         if self._recorded is not None:
@@ -162,7 +170,9 @@ class Choice:
             "settings": self.recipe.as_dict(),
             "from": self._sources(),
             **({} if self._recorded is None else {"record": RunResult.read(self._recorded).recipe.as_dict()}),
+            "proxies": [{key: each.get(key) for key in _OF_A_PROXY} for each in (proxies.recipes if proxies else ())],
             "data": data.description,
+            "images": data.images,
             "command": command,
             "versions": {name: str(version) for name, version in about["versions"].items()},
             "date": about["date"],

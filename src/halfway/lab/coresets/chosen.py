@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from ...coresets import Coreset
 from ...samplers.base import Decision, EpochSampler
 
 if TYPE_CHECKING:
+    from ..data import Data
     from ..recipes.schema import Recipe
 
 
@@ -55,10 +55,10 @@ class ChosenOnceWeighted(ChosenOnce):
     reweights = True
 
 
-def sampler_of(recipe: Recipe, labels_N: Tensor | None) -> EpochSampler:
+def sampler_of(recipe: Recipe, data: Data | None) -> EpochSampler:
     """The sampler of a recipe whose method chooses once.
 
-    labels_N: of the training images, which the file is compared with; None: only the file is looked at.
+    data: which the file is compared with; None: only the file is looked at.
     """
     if recipe.coreset.file is None:
         share = f"{1 - recipe.require_one_ratio(recipe.method):g}"
@@ -67,11 +67,16 @@ def sampler_of(recipe: Recipe, labels_N: Tensor | None) -> EpochSampler:
             f"{recipe.method} {recipe.name} --keep {share}`), then train on it: `halfway train {recipe.name} --subset "
             "FILE`; `halfway compare` does both"
         )
-    coreset = Coreset.load(recipe.coreset.file, labels_N)
+    coreset, file = Coreset.load(recipe.coreset.file, None if data is None else data.train.labels), recipe.coreset.file
     _require_content(recipe, coreset)
+    if len(coreset) < recipe.batch_size:
+        raise ValueError(f"the {len(coreset)} images of {file} are less than a batch; take a smaller batch_size")
     chosen_for = coreset.made_from.get("settings", {}).get("data")
     if chosen_for and (differs := other_images(chosen_for, recipe)):
-        raise ValueError(f"{recipe.coreset.file} was chosen from other images ({differs}); choose again for these")
+        raise ValueError(f"{file} was chosen from other images ({differs}); choose again for these")
+    if data is not None:
+        again = "choose again for these (`halfway coreset`), or name the folder of those with --data"
+        require_same_images(f"{file} was chosen from", coreset.made_from, data, again)
     weighted = recipe.coreset.weights and coreset.weights is not None
     return (ChosenOnceWeighted if weighted else ChosenOnce).of(coreset, recipe.draw_seed)
 
@@ -86,7 +91,8 @@ def pinned(recipe: Recipe) -> Recipe:
     coreset = Coreset.load(file)
     _require_content(recipe, coreset)
     if coreset.method not in methods.METHODS:
-        raise ValueError(f"{file} was made by {coreset.method!r}, which is no method of this halfway; choose it again")
+        fix = "put its class into coresets.METHODS before halfway.lab is imported, or train on Coreset.of(dataset)"
+        raise ValueError(f"{file} was made by {coreset.method!r}, which the command line does not know; {fix}")
     known = methods.settings_of(coreset.method)
     settings = {f"{coreset.method}.{name}": coreset.settings[name] for name in known if name in coreset.settings}
     return recipe.with_settings(
@@ -109,14 +115,25 @@ def content_of(coreset: Coreset) -> str:
 
 def other_images(before: Mapping[str, Any], recipe: Recipe) -> str:
     """How the images that a recipe trains on differ from those of other settings of the data; "" if they do not."""
-    now = dataclasses.asdict(recipe.data)
-    pairs = {key: (before.get(key), now[key]) for key in now if key not in _NOT_THE_IMAGES}
-    differing = ((key, a, b) for key, (a, b) in pairs.items() if _plain(a) != _plain(b))
-    return next((f"data.{key} was {a!r}, is {b!r}" for key, a, b in differing), "")
+    pairs = ((key, before.get(key), value) for key, value in recipe.as_dict()["data"].items())
+    differing = (f"data.{key} was {a!r}, is {b!r}" for key, a, b in pairs if key not in _NOT_THE_IMAGES and a != b)
+    return next(differing, "")
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def require_same_images(what: str, source: Mapping[str, Any], data: Data, fix: str) -> None:
+    """Raise if something comes from other images, though there may be as many of each class.
+
+    source: what is noted of them; before there was a digest, the description alone.
+    """
+    noted, now = (source["images"], data.images) if "images" in source else (source.get("data"), data.description)
+    if noted is not None and noted != now:
+        raise ValueError(f"{what} other images ({source.get('data')}) than these ({data.description}); {fix}")
+
+
+def labels_of(data: Data) -> Tensor:
+    """(N,) of the training images; that they are for classification is known by now."""
+    assert data.train.labels is not None
+    return data.train.labels
 
 
 def kept_per_class(coreset: Coreset, labels_N: Tensor, names: list[str]) -> str:

@@ -25,6 +25,7 @@ from ..training import recorders, session, tasks
 from ..training.loop import Training
 from ..training.rank import wait_for_all
 from ..training.run_folder import RunFolder, first_line
+from .chosen import labels_of
 from .proxies import ProxySet
 
 FILE = "measured.pt"
@@ -50,11 +51,6 @@ def gather(
 def retention(run: RunFolder, labels_N: Tensor, classes: int) -> Evidence:
     """The evidence in the record of a run that pruned."""
     found = counts(run)
-    if len(found["offered"]) != len(labels_N):
-        raise ValueError(
-            f"{run.path} was trained on {len(found['offered']):,} images, and these are {len(labels_N):,}; take the "
-            "record of a run on the same data"
-        )
     return Evidence(labels_N, classes, offered_N=found["offered"], retained_N=found["retained"])
 
 
@@ -86,15 +82,12 @@ class _Measured:
     def __init__(self, recipe: Recipe, run: RunFolder, data: Data, device: torch.device) -> None:
         self.recipe, self.run, self.data, self.device = recipe, run, data, device
         self.path = run.path / FILE
-        assert data.train.labels is not None
-        self.known: dict[str, Any] = {"labels": Coreset.fingerprint_of(data.train.labels)}
+        self.known: dict[str, Any] = {"labels": Coreset.fingerprint_of(labels_of(data))}
         if self.path.is_file():
             try:
                 found = torch.load(self.path, map_location="cpu", weights_only=True)
             except Exception as error:
-                raise ValueError(
-                    f"{self.path} cannot be read ({first_line(error)}); remove it to measure again"
-                ) from error
+                raise ValueError(f"{self.path} cannot be read ({first_line(error)}); remove it") from error
             if found.get("labels") != self.known["labels"]:
                 raise ValueError(f"{self.path} is about images with other labels; remove it to measure again")
             self.known = found

@@ -21,12 +21,15 @@ import torch
 from ...coresets.base import Needs
 from ..data import Data
 from ..recipes.conversion import flat
+from ..recipes.predicted_cost import sample_flops
 from ..recipes.schema import Recipe
 from ..training import session
+from ..training.order import BatchOrder
 from ..training.rank import wait_for_all
 from ..training.run_folder import RunFolder
 from ..training.run_result import RunResult
 from ..training.trainable import check_trainable
+from .chosen import require_same_images
 from .settings import CoresetSettings
 
 # Unlike the seeds of the runs that will use the subset.
@@ -97,12 +100,8 @@ class ProxySet:
     def train(self, data: Data, device: torch.device, command: str) -> bool:
         """Train what is missing, from where it stopped. Returns False after Ctrl-C."""
         for run in self.runs:
-            sessions = run.read_environment()
-            if sessions and sessions[-1]["data"] != data.description:
-                raise ValueError(
-                    f"{run.path} was trained on {sessions[-1]['data']}, and this is {data.description}; choose "
-                    f"{_ANOTHER}"
-                )
+            for noted in run.read_environment()[-1:]:
+                require_same_images(f"{run.path} was trained on", noted, data, f"choose {_ANOTHER}")
         todo = self.unfinished()
         wait_for_all()  # or a rank could find finished what another has just begun
         for i, (recipe, run) in enumerate(todo):
@@ -140,13 +139,39 @@ def proxy_set(recipe: Recipe, needs: Needs, folder: Path, options: ProxyOptions)
         "record": _RECORD.get(needs, "nothing"),
     }
     made = tuple(base.with_settings({**network, **plain, "seed": options.seed + i}) for i in range(runs))
-    if needs == "small run" and made[0].model == recipe.model:
-        raise ValueError(
-            f"this method takes a network smaller than the one to train, {recipe.model.name} with "
-            f"{recipe.model.options or 'its defaults'}: model.options.width=8 for `halfway coreset`, "
-            "coreset.small={options: {width: 8}} for `halfway compare`, or fewer"
-        )
     return ProxySet(_name(needs, options), needs, made, folder)
+
+
+def require_smaller(proxy: Recipe, recipe: Recipe) -> None:
+    """Raise unless the proxy's network costs less than the recipe's."""
+    small, large = (sample_flops(each).step / 1e9 for each in (proxy, recipe))
+    if small >= large:
+        raise ValueError(
+            f"this method takes a network smaller than the one to train: {proxy.model.name} {proxy.model.options} has "
+            f"{small:.3g} GFLOPs per sample and step, {recipe.model.name} {recipe.model.options} {large:.3g}. Give it "
+            "less: model.options.width=8, say, or coreset.small={options: {width: 8}} for `halfway compare`"
+        )
+
+
+def require_all_presented(recipe: Recipe, samples: int, method: str) -> None:
+    """Raise if a training leaves an image out: batches that are not full are, and which these are is known."""
+    if missed := _missed(recipe, samples, recipe.batch_size):
+        fits = next(size for size in range(recipe.batch_size, 0, -1) if not _missed(recipe, samples, size))
+        raise ValueError(
+            f"{method} needs every image, and {missed} of {samples:,} are in no full batch of {recipe.batch_size} in "
+            f"a proxy of {recipe.length} {recipe.unit}(s); take batch_size={fits}, or longer proxies: --proxy-epochs, "
+            "or coreset.proxy_epochs= for `halfway compare`"
+        )
+
+
+def _missed(recipe: Recipe, samples: int, batch_size: int) -> int:
+    order, epoch, seen_N = BatchOrder(samples, batch_size, recipe.seed), 0, torch.zeros(samples, dtype=torch.bool)
+    steps = recipe.length * (order.per_epoch if recipe.unit == "epoch" else 1)
+    while steps > 0 and not seen_N.all():
+        plan = order.epoch(epoch)[:steps]
+        seen_N[torch.cat([ids for ids, _ in plan])] = True
+        epoch, steps = epoch + 1, steps - len(plan)
+    return samples - int(seen_N.sum())
 
 
 def _name(needs: Needs, options: ProxyOptions) -> str:

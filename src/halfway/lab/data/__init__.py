@@ -131,7 +131,8 @@ def load(settings: DataSettings, root: str | Path, device: torch.device | str = 
     else:
         tests = DiskTestSet(test, colours, size, workers, device)
     trains, trained_on = training(train, settings.augment)
-    return Data(found.classes, trains, tests, trained_on, f"{found.title}: {pictures}", held_out)
+    images = "" if chosen.labels is None else chosen.digest()
+    return Data(found.classes, trains, tests, trained_on, f"{found.title}: {pictures}", held_out, images)
 
 
 def _kind(settings: DataSettings) -> DataSet:

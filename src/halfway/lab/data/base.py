@@ -131,6 +131,7 @@ class Data:
     description: one line: which files, how many images.
     trained_on: the training images, not augmented.
     held_out: the fold that is left out of `train`, if one is.
+    images: a digest of the different training images, equal wherever they are stored.
     """
 
     classes: list[str]
@@ -139,3 +140,4 @@ class Data:
     trained_on: TestSet
     description: str
     held_out: HeldOut | None = None
+    images: str = ""

@@ -62,6 +62,9 @@ class SyntheticPictures(Source):
         noisy = clean + NOISE * random.standard_normal(clean.shape)
         return Image.fromarray(noisy.clip(0, 255).astype(np.uint8)), target
 
+    def content(self, row: int) -> bytes:
+        return f"synthetic {self.numbers[row]} ".encode()  # of any size
+
     def take(self, rows: Sequence[int]) -> SyntheticPictures:
         chosen = SyntheticPictures(self.task, self.classes, 0, self.size, self.exact)
         chosen.numbers = [self.numbers[r] for r in rows]

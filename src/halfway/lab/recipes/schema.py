@@ -27,7 +27,7 @@ from .conversion import flat, make, nested, plain
 from .methods import FULL, IMPLEMENTATIONS, WHOLE_BATCHES, Method
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from ..data import Data
 
 FOLDER = Path(__file__).parent
 # Settings in which the runs of a comparison differ.
@@ -265,12 +265,12 @@ class Recipe:
         """Whether a subset is trained on for as many steps as all data."""
         return self.chosen_once and self.coreset.equal_steps
 
-    def sampler(self, samples: int, per_epoch: int, labels: Tensor | None = None) -> EpochSampler | None:
+    def sampler(self, samples: int, per_epoch: int, data: Data | None = None) -> EpochSampler | None:
         """A new sampler with its settings, if the method decides before the epoch.
 
         per_epoch: steps of an epoch of all data. A window in steps begins and ends at the nearest epoch. Unless it
             begins at step 0, it begins with the second epoch at the earliest, so that there are losses to learn from.
-        labels: (N,) of the samples, which a subset file is compared with; None: not known yet.
+        data: which a subset file is compared with; None: not known yet.
         """
         method = self.pruning
         if method is None or not method.before_epoch:
@@ -278,7 +278,7 @@ class Recipe:
         if method.once:
             from ..coresets.chosen import sampler_of
 
-            return sampler_of(self, labels)
+            return sampler_of(self, data)
         start, stop = self.window
         if self.unit == "step":
             start, stop = _scaled(start, 1 / per_epoch), None if stop is None else round(stop / per_epoch)

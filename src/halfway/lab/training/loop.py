@@ -103,7 +103,7 @@ class Training:
         self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, settings.lr, planned, warmup)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp" and device.type == "cuda")
         self.blocker = self._make_blocker()
-        self.sampler = recipe.sampler(len(data.train), self.order.per_epoch, data.train.labels)
+        self.sampler = recipe.sampler(len(data.train), self.order.per_epoch, data)
         # Where a subset is trained on for as many steps as all data, its epochs are as short as it is.
         self.epoch_steps = self.order.per_epoch
         if recipe.repeats and self.sampler is not None:

@@ -65,10 +65,10 @@ def train(
         command: kept with the results.
         show: draw progress bars.
     """
+    training = Training(recipe, data, device, folder, show)  # what it refuses leaves no folder
     if first_rank():
         folder.open(recipe, resume)
     with naming_a_full_disk(folder.path), folder.locked() if first_rank() else contextlib.nullcontext():
-        training = Training(recipe, data, device, folder, show)
         if first_rank():
             folder.note_session(
                 {
@@ -76,6 +76,7 @@ def train(
                     "steps": training.steps,
                     "full_steps": training.full_steps,
                     "data": data.description,
+                    "images": data.images,
                     **environment(device),
                 }
             )
