@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import halfway
 from halfway.advice import Advice, advice, advise
@@ -128,6 +128,35 @@ def test_a_method_with_the_lines_it_needs_and_where_it_lost() -> None:
     assert "it lost against the better control on wrong-labels: -3.00 [-4.00, -2.00] (n = 5)" in " ".join(
         str(found).split()
     )
+
+
+class Endless:
+    """A loader without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(pairs())
+
+
+def test_a_method_that_needs_ids_is_not_for_a_stream_and_none_is_for_targets_that_are_no_classes() -> None:
+    known = everywhere(1.0, "last_loss_hard")
+    assert advised(known).recommendation.kind == "method"
+    assert advised(known, loader=Endless()).recommendation.kind == "random"
+    loader = DataLoader(Unsized(), 8)
+    assert advised(known, loader=loader).recommendation.kind == "random"
+    numbers = [(x, y.float()) for x, y in pairs()]
+    found = advised(known, loader=numbers, loss_fn=lambda out, y: (out[:, 0] - y) ** 2)
+    assert found.recommendation.kind == "random"
+    assert "All evidence is on the classification of images" in " ".join(str(found).split())
+
+
+class Unsized(IterableDataset):  # type: ignore[type-arg]
+    """A stream that has a length, but no positions."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __iter__(self) -> Any:
+        return (each for x, y in pairs() for each in zip(x, y, strict=True))
 
 
 def test_steps_that_get_no_shorter_are_not_pruned() -> None:

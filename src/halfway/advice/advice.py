@@ -138,7 +138,7 @@ def advise(
     regime = Regime(min(few.small, many.small), max(few.small, many.small))
     costs = Costs(prune_ratio, times[RANDOM], times.get(CUT), few.waiting)
     basis = known.read() if evidence is None else evidence
-    found = recommend(regime, costs, basis)
+    found = recommend(regime, costs, basis, ids=stream.has_ids, classes=stream.classes.any)
     notes = [f"The cut {cut} cannot be used: {problem}."] if problem else []
     notes += ["Steps were timed without torch.compile."] if compiled else []
     notes += ["No optimizer was given: AdamW with a learning rate of 0.001."] if optimizer is None else []

@@ -26,12 +26,8 @@ class Interval:
     high: float | None = None
 
     @property
-    def above(self) -> bool:
-        """Whether all of it lies above zero."""
-        return self.low is not None and self.low > 0
-
-    @property
     def below(self) -> bool:
+        """Whether all of it lies below zero."""
         return self.high is not None and self.high < 0
 
     def __str__(self) -> str:
@@ -54,6 +50,7 @@ class Finding:
     better: which control that is.
     n: seeds.
     stage: screen: on validation images, where settings were chosen; confirm: on test images and fresh seeds.
+    p: two-sided p value of the gain, not corrected; None without an interval.
     """
 
     arm: str
@@ -68,6 +65,7 @@ class Finding:
     better: str | None
     n: int
     stage: Stage
+    p: float | None = None
 
     @property
     def same(self) -> tuple[str, ...]:

@@ -72,6 +72,7 @@ class Stream:
     """The batches of a loader without end, on the device. Counts how long they were waited for.
 
     per_epoch: batches in a pass over the loader; None as long as it is not known.
+    has_ids: whether samples have positions in a data set: the loader has a length, and is no stream.
     classes: of the batches so far.
     """
 
@@ -86,6 +87,8 @@ class Stream:
             self.per_epoch: int | None = len(loader)  # type: ignore[arg-type]
         except TypeError:
             self.per_epoch = None
+        streams = isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset)
+        self.has_ids = self.per_epoch is not None and not streams
 
     def __iter__(self) -> Iterator[Batch]:
         return self

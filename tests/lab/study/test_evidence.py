@@ -52,6 +52,14 @@ def test_differences_are_those_of_a_slow_loop() -> None:
     assert found["shorter 0.5"]["gain"][0] == pytest.approx(-between, abs=6e-4)
 
 
+def test_the_p_value_of_a_gain_agrees_with_its_interval() -> None:
+    content = extracted({"confirm": stage([RUNG], {**CONTROLS, **PFB, **EARLY_EXIT})})
+    for found in arms(content).values():
+        _, low, high = found["gain"]
+        assert float(f"{found['p']:.4g}") == found["p"]
+        assert (found["p"] < 0.05) == (low > 0 or high < 0)
+
+
 def test_what_a_method_is_can_be_pasted() -> None:
     found = arms(extracted({"screen": stage([RUNG], {**CONTROLS, **PFB, **EARLY_EXIT})}))
     assert found["pfb"]["selector"] == "density"
