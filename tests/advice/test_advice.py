@@ -159,11 +159,15 @@ class Unsized(IterableDataset):  # type: ignore[type-arg]
         return (each for x, y in pairs() for each in zip(x, y, strict=True))
 
 
-def test_steps_that_get_no_shorter_are_not_pruned() -> None:
+def test_where_steps_get_no_shorter_only_fewer_epochs_save_time() -> None:
     found = advised(everywhere(1.0, "no"), time=takes_a_second)
-    assert str(found).startswith("Do not prune.")
-    assert found.lines == ""
-    assert found.saved is None
+    text = " ".join(str(found).split())
+    assert text.startswith("Train for fewer epochs instead. A step that prunes 50% of its samples takes 1.00 of")
+    assert found.lines.startswith("epochs = 10  # instead of 20")
+    assert found.seconds is not None
+    assert found.saved == pytest.approx(found.seconds / 2)
+    assert "shorter at p = 0.5: -1.50 [-2.00, -1.00] points to full data" in text
+    assert "Nothing is known about what is lost" in str(advised(time=takes_a_second))
 
 
 def test_where_loading_takes_the_time_it_is_pruned_before_loading() -> None:

@@ -76,14 +76,15 @@ def test_an_interval_is_below_zero_only_if_all_of_it_is() -> None:
 @pytest.mark.parametrize(
     ("bounds", "names"),
     [
-        ((0.1, 0.6), ["b", "c"]),
+        ((0.12, 0.6), ["b", "c"]),
         ((0.0, 1.0), ["a", "b", "c", "d"]),
-        ((0.3, 0.4), ["b"]),
+        ((0.33, 0.4), ["b"]),
         ((0.95, 1.0), ["d"]),
-        ((0.61, 0.69), ["d"]),
+        ((0.61, 0.64), ["d"]),
+        ((0.29, 0.46), ["b", "c"]),
     ],
 )
-def test_the_rungs_between_two_bounds_or_else_the_nearest(bounds: tuple[float, float], names: list[str]) -> None:
+def test_the_rungs_within_a_margin_of_two_bounds_or_else_the_nearest(bounds: tuple[float, float], names: list[str]) -> None:
     shares = {"d": 0.7, "a": 0.05, "b": 0.25, "c": 0.5}
     known = invented(
         *(rung(name, share, *controls(1)) for name, share in shares.items()),

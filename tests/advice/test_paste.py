@@ -81,10 +81,9 @@ def test_the_lines_of_random_pruning_run_and_prune(kind: Any, waiting: float) ->
         names["blocker"].remove()
 
 
-def test_fewer_epochs_are_at_least_one_and_nothing_is_pasted_where_nothing_is_pruned() -> None:
+def test_fewer_epochs_are_at_least_one() -> None:
     names: dict[str, Any] = {}
     exec(lines(Recommendation("fewer epochs", ""), Costs(0.7, 0.4), None, 1), names)
     assert names["epochs"] == 1
     exec(lines(Recommendation("fewer epochs", ""), Costs(0.25, 0.8), None, 90), names)
     assert names["epochs"] == 68
-    assert lines(Recommendation("do not prune", ""), Costs(0.5, 1.0), None, 90) == ""

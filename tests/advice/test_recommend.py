@@ -22,12 +22,22 @@ def test_the_regime_needs_both_bounds_on_the_same_side_of_one_half(low: float, h
     assert Regime(low, high).word == word
 
 
-def test_a_step_that_gets_no_shorter_is_not_pruned_whatever_the_evidence() -> None:
+def test_a_step_that_gets_no_shorter_is_not_pruned_whatever_the_evidence_and_fewer_epochs_are_left() -> None:
     known = evidence(rung("a", 0.2, *controls(1.0), method("last_loss_hard", WINS)))
     found = recommend(UNDERFITS, Costs(0.5, random_time=0.97, cut_time=1.2), known)
-    assert found.kind == "do not prune"
-    assert found.time is None
+    assert found.kind == "fewer epochs"
+    assert found.time == 0.5
     assert "0.97 of the time" in found.why
+    assert [f.role for f in found.findings] == ["shorter"]
+    unknown = recommend(UNDERFITS, Costs(0.5, random_time=0.97, cut_time=1.2), Evidence())
+    assert (unknown.kind, unknown.findings) == ("fewer epochs", ())
+
+
+def test_fewer_epochs_can_be_the_advice_of_the_packaged_evidence() -> None:
+    """In few passes over all of CIFAR-10 they were the better control."""
+    found = recommend(Regime(0.66, 0.68), CHEAP, read())
+    assert [r.name for r in found.rungs] == ["speedrun-cifar10"]
+    assert found.kind == "fewer epochs"
 
 
 def test_where_loading_takes_the_time_pruning_before_it_pays_even_if_steps_get_no_shorter() -> None:

@@ -46,8 +46,8 @@ class Advice:
     at: the cut that was timed; None: the model has none.
     epochs: of the planned training.
     steps: of the planned training; None if the loader has no length and did not end.
-    recommendation: `recommendation.kind` is "no evidence", "do not prune", "fewer epochs", "random" or "method".
-    lines: to paste; "" where there is nothing to do.
+    recommendation: `recommendation.kind` is "no evidence", "fewer epochs", "random" or "method".
+    lines: to paste.
     notes: what else is worth knowing.
     about: where the evidence comes from.
     """

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
 
+# The trials are a rule of thumb: on two of six rungs the end lay a few points beyond their bounds.
+MARGIN = 0.05
+
 Role = Literal["random", "shorter", "method"]
 Stage = Literal["screen", "confirm"]
 
@@ -77,7 +80,7 @@ class Finding:
 class Rung:
     """A recipe of the map.
 
-    ladder: "" for recipes beside the ladders.
+    ladder: "" for recipes that do not count as rungs, because their data are special.
     passes: over the images; None if not known.
     small: the share of plain losses below 0.1 at the end, of full data and of random pruning.
     """
@@ -105,14 +108,14 @@ class Evidence:
     about: str = ""
 
     def near(self, low: float, high: float) -> list[Rung]:
-        """The rungs of ladders with comparisons whose share of small losses at the end of full training lies between
-        these bounds; if there is none, the nearest."""
+        """The rungs of ladders with comparisons whose share of small losses at the end of full training lies within
+        `MARGIN` of these bounds; if there is none, the nearest."""
         known = [rung for rung in self.rungs if rung.ladder and rung.findings and "full" in rung.small]
-        inside = [rung for rung in known if low <= rung.small["full"] <= high]
 
         def distance(rung: Rung) -> float:
             return max(low - rung.small["full"], rung.small["full"] - high)
 
+        inside = [rung for rung in known if distance(rung) <= MARGIN]
         found = inside or sorted(known, key=distance)[:1]
         return sorted(found, key=lambda rung: rung.small["full"])
 

@@ -11,10 +11,8 @@ _AFTER = "# after the loss, one per sample"
 
 
 def lines(found: Recommendation, costs: Costs, at: str | None, epochs: float) -> str:
-    """What to add or change; "" if nothing. Names that are the user's: model, dataset, targets, batch_size,
+    """What to add or change. Names that are the user's: model, dataset, targets, batch_size,
     epochs, num_classes, losses (one per sample)."""
-    if found.kind == "do not prune":
-        return ""
     if found.kind == "fewer epochs":
         fewer = max(1, round(epochs * (1 - costs.prune_ratio)))
         return f"epochs = {fewer}  # instead of {epochs:g}; let the learning rate end by then, too"

@@ -21,7 +21,7 @@ WAITS_FROM = 0.1
 # These need another model, or its losses, which nothing here can see.
 _PREPARED = ("rho", "rho_remembered", "proxy")
 
-Kind = Literal["no evidence", "do not prune", "fewer epochs", "random", "method"]
+Kind = Literal["no evidence", "fewer epochs", "random", "method"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Recommendation:
     why: a sentence.
     rungs: those of the map that count here.
     findings: what the recommended arm did there, in their order.
-    time: wall time of the run relative to full data; None where nothing is recommended.
+    time: wall time of the run relative to full data.
     """
 
     kind: Kind
@@ -96,8 +96,8 @@ def recommend(
 ) -> Recommendation:
     """The rule.
 
-    1. *Do not prune* if neither random pruning nor the cut makes the run at least 5 % shorter in wall time.
-    2. The rungs that count are those of the map's ladders whose share of small losses lies between the bounds of the
+    1. *Fewer epochs* if neither random pruning nor the cut makes the run at least 5 % shorter in wall time.
+    2. The rungs that count are those of the map whose share of small losses lies within 0.05 of the bounds of the
        regime, or else the nearest one. If there is none with comparisons: *no evidence*.
     3. *A method*, if on every one of these rungs its mean gain over the better control at equal cost is above zero, and
        the p value of that gain times the number of methods that were tried on the rung is below 0.05 (Bonferroni's
@@ -110,18 +110,19 @@ def recommend(
         ids: whether samples have ids. Methods that remember samples, or decide before the epoch, need them.
         classes: whether targets are one class per sample, as in all of the evidence. Elsewhere no method is recommended.
     """
+    rungs = tuple(evidence.near(regime.low, regime.high))
+    found = [rung.at(costs.prune_ratio) for rung in rungs]
+    random, shorter = (next(iter(_on_all(found, role)), []) for role in ("random", "shorter"))
     times = [costs.time(None), *([] if costs.cut_time is None else [_cut_time(costs)])]
     if min(times) > 1 - WORTHWHILE:
         why = (
             f"a step that prunes {costs.prune_ratio:.0%} of its samples takes {min(times):.2f} of the time of a full "
-            "one here. Only fewer epochs would save time"
+            "one here, so that only fewer epochs save time"
         )
-        return Recommendation("do not prune", why)
-    rungs = tuple(evidence.near(regime.low, regime.high))
+        return Recommendation("fewer epochs", why, rungs, tuple(shorter), 1 - costs.prune_ratio)
     if not rungs:
         why = "no comparison of methods has been measured yet, so that nothing can be said about accuracy"
         return Recommendation("no evidence", why, time=costs.time(None))
-    found = [rung.at(costs.prune_ratio) for rung in rungs]
     methods = [each for each in _on_all(found, "method") if classes and _pays(each, found, costs, ids)]
     if methods:
         best = max(methods, key=lambda each: min(f.gain.mean for f in each if f.gain is not None))
@@ -130,7 +131,6 @@ def recommend(
             "corrected for the number of methods that were tried there"
         )
         return Recommendation("method", why, rungs, tuple(best), costs.time(best[0]))
-    random, shorter = (next(iter(_on_all(found, role)), []) for role in ("random", "shorter"))
     # The gain of random pruning is over fewer epochs.
     gains = [f.gain.mean for f in random if f.gain is not None]
     none = "no method is clearly better than both controls there"

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _WIDTH = 100
 _DO = {
     "no evidence": "No evidence on methods. The cheapest thing to try: random pruning per batch.",
-    "do not prune": "Do not prune.",
     "fewer epochs": "Train for fewer epochs instead.",
     "random": "Prune at random, per batch.",
 }
@@ -113,7 +112,7 @@ def _duration(seconds: float) -> str:
 def _lost(found: Recommendation) -> str:
     told = [_effect(rung, each) for rung, each in zip(found.rungs, found.findings, strict=False)]
     if not told:
-        return "Nothing is known about what is lost in accuracy." if found.kind == "no evidence" else ""
+        return "Nothing is known about what is lost in accuracy."
     on = "Likely effect on accuracy, by runs at a reduced scale that ended with about as many small losses"
     return f"{on}: {'; '.join(told)}."
 

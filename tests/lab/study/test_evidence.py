@@ -96,6 +96,12 @@ def test_a_stage_with_other_settings_than_the_recipes_is_left_out() -> None:
     assert len(rung(extracted(stages))["findings"]) == len(rung(extracted({"confirm": stages["confirm"]}))["findings"])
 
 
+def test_a_recipe_beside_the_ladders_counts_as_a_rung_only_if_its_data_are_not_special() -> None:
+    content = extracted({"scale": stage(["speedrun-cifar10", "ladder-f8-noisy"], CONTROLS)})
+    assert rung(content, "speedrun-cifar10")["ladder"] == "speedrun"
+    assert rung(content, "ladder-f8-noisy")["ladder"] == ""
+
+
 def test_a_single_seed_is_no_comparison_but_has_a_share() -> None:
     content = extracted({"confirm": stage([RUNG], CONTROLS, seeds=[0])})
     assert rung(content)["findings"] == []

@@ -31,6 +31,9 @@ _LAST_SHARE = 3  # the column of a curve, see `ledger`
 _EVALUATED = "data.evaluate"
 _FILES = ("losses", "model")
 _FEWEST_SEEDS = 2
+# Recipes that count as rungs beside the ladders, because nothing but their length and network is special: no wrong
+# labels, no rare classes, no copies.
+_LADDERS = {"speedrun-cifar10": "speedrun"}
 _DIGITS, _P_DIGITS = 3, 4
 
 
@@ -69,7 +72,7 @@ def _rung(study: Study, base: str) -> dict[str, Any]:
         if entry is not None
     ]
     small = {role: share for role in ("full", "random") if (share := _small(members, role)) is not None}
-    ladder = next((arm.rung[0] for arm in members if arm.rung is not None), "")
+    ladder = next((arm.rung[0] for arm in members if arm.rung is not None), _LADDERS.get(base, ""))
     return {"name": base, "ladder": ladder, "passes": _passes(recipe), "small": small, "findings": findings}
 
 

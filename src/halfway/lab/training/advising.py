@@ -74,9 +74,7 @@ def advise_on(recipe: Recipe, data: Data, device: torch.device, seconds: float, 
 
 def command(found: Recommendation, prune_ratio: float, words: Sequence[str]) -> str:
     """The training that the advice recommends; random pruning and methods without a window, as in the evidence."""
-    if found.kind == "do not prune":
-        chosen = ["--method", FULL]
-    elif found.kind == "method":
+    if found.kind == "method":
         finding = found.findings[0]
         settings = [f"{finding.selector}.{key}={value}" for key, value in finding.settings.items()]
         chosen = ["--method", finding.selector, "--prune-ratio", f"{prune_ratio:g}", "window=[0, null]", *settings]
