@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -130,6 +131,16 @@ def test_a_method_with_the_lines_it_needs_and_where_it_lost() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "loss_fn", [nn.CrossEntropyLoss(label_smoothing=0.1), functools.partial(F.cross_entropy, label_smoothing=0.1)]
+)
+def test_label_smoothing_is_named_because_it_keeps_plain_losses_large(loss_fn: Any) -> None:
+    assert "With label smoothing (0.1) fewer plain losses fall below 0.1" in " ".join(
+        str(advised(loss_fn=loss_fn)).split()
+    )
+    assert "label smoothing" not in str(advised(loss_fn=nn.CrossEntropyLoss()))
+
+
 class Endless:
     """A loader without a length."""
 
@@ -146,7 +157,10 @@ def test_a_method_that_needs_ids_is_not_for_a_stream_and_none_is_for_targets_tha
     numbers = [(x, y.float()) for x, y in pairs()]
     found = advised(known, loader=numbers, loss_fn=lambda out, y: (out[:, 0] - y) ** 2)
     assert found.recommendation.kind == "random"
-    assert "All evidence is on the classification of images" in " ".join(str(found).split())
+    text = " ".join(str(found).split())
+    assert "All evidence is on the classification of images" in text
+    assert "depends on the unit of the targets" in text
+    assert "the unit" not in str(advised(known))
 
 
 class Unsized(IterableDataset):  # type: ignore[type-arg]

@@ -21,7 +21,7 @@ from ..settings import number, share
 from . import classes, paste, words
 from . import evidence as known
 from .evidence import Evidence
-from .learner import Batch, MakeOptimizer, Setup, called, losses
+from .learner import Batch, MakeOptimizer, Setup, called, is_classes, losses
 from .recommend import Costs, Recommendation, Regime, recommend
 from .timing import CUT, RANDOM, relative_times
 from .trial import Clock, Stream, Trial, fewer_images, fewer_passes
@@ -97,9 +97,14 @@ def advise(
 ) -> Advice:
     """Would pruning pay in this training? `print(halfway.advise(model, loader, epochs=90, optimizer=optimizer))`
 
-    Copies of the model are trained for a few minutes, in two ways that bound where the planned training will end; the
-    model, the optimizer, the loader and all random generators are left as they were. Then steps are timed, and what was
-    measured is looked up in the evidence that comes with halfway, all of it at a reduced scale.
+    Copies of the model are trained for a few minutes, in two ways that bound where the planned training will end. Then
+    steps are timed, and what was measured is looked up in the evidence that comes with halfway, all of it at a reduced
+    scale.
+
+    The model and the optimizer are left as they were. So are the global random generators, the generators of torch and
+    NumPy that are attributes of the loader, of its samplers and of its data set, and whatever these save in a
+    `state_dict`. Anything else that a data set or a sampler counts by itself cannot be put back, and a data set that
+    can be read only once is used up: build a new loader after that.
 
     Args:
         model: as it is before the planned training, on the device of that training.
@@ -143,6 +148,7 @@ def advise(
     notes += ["Steps were timed without torch.compile."] if compiled else []
     notes += ["No optimizer was given: AdamW with a learning rate of 0.001."] if optimizer is None else []
     notes += classes.note_on(stream.classes, basis)
+    notes += words.on_losses(_smoothing(loss_fn), is_classes(first[1]))
     return Advice(
         few,
         many,
@@ -157,6 +163,12 @@ def advise(
         (*notes, *words.warnings(found, basis)),
         basis.about,
     )
+
+
+def _smoothing(loss_fn: Any) -> float:
+    """Of a module, such as nn.CrossEntropyLoss, or of functools.partial."""
+    given = getattr(loss_fn, "label_smoothing", None) or getattr(loss_fn, "keywords", {}).get("label_smoothing")
+    return given if isinstance(given, (int, float)) else 0.0
 
 
 def _said(progress: Progress, what: str) -> Callable[[float], None]:

@@ -102,7 +102,10 @@ class Stream:
             self._batches, self._first, self._drawn = iter(self._loader), False, 0
             batch = next(self._batches, None)
             if batch is None:
-                raise ValueError("the loader yields no batch; is the data set empty, or smaller than one batch?")
+                raise ValueError(
+                    "the loader yields no batch; is the data set empty, smaller than one batch, or can it be read only "
+                    "once? It must begin anew whenever it is iterated"
+                )
         self._drawn += 1
         found = pair(batch, self._device)
         self.waited += self._clock.now() - asked

@@ -82,8 +82,9 @@ def test_the_ratio_is_the_recipes_or_one_half() -> None:
 
 def test_a_recipe_is_tried_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["advise", "tiny-cifar10", *SETTINGS, "--data", "synthetic", "--minutes", "0.1", "prune_ratio=0.25"]
-    assert cli.main(words) == 0
+    assert cli.main([*words, "label_smoothing=0.2"]) == 0
     text = capsys.readouterr().out
+    assert "With label smoothing (0.2)" in text
     assert "Regime: " in text
     assert "that prunes 25%" in text
     command = text.strip().splitlines()[-1].strip()
