@@ -126,6 +126,8 @@ def test_a_method_with_the_lines_it_needs_and_where_it_lost() -> None:
     assert 'selector="last_loss_hard"' in found.lines
     assert "blocker(x, y, ids=ids)" in found.lines
     assert "blocker.observe(losses)" in found.lines
+    assert "The time that last_loss_hard takes to choose was not measured." in " ".join(str(found).split())
+    assert "to choose" not in str(advised(everywhere(1.0, "no")))
     assert "it lost against the better control on wrong-labels: -3.00 [-4.00, -2.00] (n = 5)" in " ".join(
         str(found).split()
     )

@@ -94,12 +94,13 @@ def _saved(advice: Advice) -> str:
     time = advice.recommendation.time
     if time is None:
         return ""
-    if advice.seconds is None or advice.saved is None:
-        return f"Saved: {1 - time:.0%} of the wall time of the planned training."
-    return (
-        f"Saved: {1 - time:.0%} of the wall time of the planned training, {_duration(advice.saved)} of "
-        f"{_duration(advice.seconds)} on this machine."
-    )
+    told = f"Saved: {1 - time:.0%} of the wall time of the planned training"
+    if advice.seconds is not None and advice.saved is not None:
+        told += f", {_duration(advice.saved)} of {_duration(advice.seconds)} on this machine"
+    # The steps that were timed choose at random, or by density at a cut.
+    if advice.recommendation.kind != "method":
+        return f"{told}."
+    return f"{told}. The time that {advice.recommendation.findings[0].arm} takes to choose was not measured."
 
 
 def _duration(seconds: float) -> str:
