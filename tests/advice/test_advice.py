@@ -270,12 +270,27 @@ class NoParameters(nn.Module):
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "none of the model's parameters"),
         ({"optimizer": "sgd"}, "a torch.optim.Optimizer or a function"),
         ({"loss_fn": lambda out, y: out}, "a scalar or one loss per sample"),
+        ({"loss_fn": None}, "a function of .* leave it out for cross-entropy"),
+        ({"model": pairs(), "loader": net()}, r"must be a torch.nn.Module, got a list: advise\(model, loader"),
+        ({"loader": [(x / 0, y) for x, y in pairs()]}, "the inputs of the first batch hold NaN or inf"),
+        ({"loader": pairs(classes=9)}, "has 3 outputs, but a target is class 8"),
+        ({"loader": pairs(classes=9), "loss_fn": nn.CrossEntropyLoss()}, "has 3 outputs, but a target is class 8"),
+        ({"optimizer": lambda parameters: None}, "must return a torch.optim.Optimizer, got a NoneType"),
+        ({"autocast": "bf16"}, "autocast must be a torch.dtype such as torch.bfloat16, got 'bf16'"),
+        ({"clip_norm": 0}, "clip_norm must be more than 0"),
+        ({"clip_norm": float("nan")}, "clip_norm must be more than 0"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"model": net(), "loader": pairs(), "epochs": 3, "seconds": 8, **change}
     with pytest.raises((TypeError, ValueError), match=message):
         advise(**given)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_it_is_refused_where_nothing_can_be_trained(context: Any) -> None:
+    with context(), pytest.raises(RuntimeError, match="outside of torch"):
+        advise(net(), pairs(), epochs=3, seconds=8)
 
 
 def test_several_processes_are_refused_before_they_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,9 @@ def test_an_interval_is_below_zero_only_if_all_of_it_is() -> None:
         ((0.29, 0.46), ["b", "c"]),
     ],
 )
-def test_the_rungs_within_a_margin_of_two_bounds_or_else_the_nearest(bounds: tuple[float, float], names: list[str]) -> None:
+def test_the_rungs_within_a_margin_of_two_bounds_or_else_the_nearest(
+    bounds: tuple[float, float], names: list[str]
+) -> None:
     shares = {"d": 0.7, "a": 0.05, "b": 0.25, "c": 0.5}
     known = invented(
         *(rung(name, share, *controls(1)) for name, share in shares.items()),

@@ -91,7 +91,7 @@ def test_a_method_must_be_clear_among_all_that_were_tried_on_the_rung(p: float |
 def test_nothing_that_holms_correction_refused_is_recommended() -> None:
     """+0.98 of balanced_proportional with 4 passes over CIFAR-10 was one of many differences."""
     found = recommend(Regime(0.15, 0.16), CHEAP, read())
-    assert [r.name for r in found.rungs][0] == "ladder-c4"
+    assert found.rungs[0].name == "ladder-c4"
     assert found.kind == "random"
 
 

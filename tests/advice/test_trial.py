@@ -192,6 +192,7 @@ def test_errors_name_the_fix() -> None:
         passes(pairs(), seconds=0.65)
     with pytest.raises(ValueError, match="the loader yields no batch"):
         passes([])
+
     class Once:
         """Like a stateful IterableDataset."""
 
@@ -200,7 +201,7 @@ def test_errors_name_the_fix() -> None:
         def __iter__(self) -> Iterator[Any]:
             return self.batches
 
-    with pytest.raises(ValueError, match="can it be read only once"):
+    with pytest.raises(ValueError, match="or can be read only once"):
         passes(Once())
     with pytest.raises(FloatingPointError, match="lower learning rate, or set clip_norm"):
         passes([(1e30 * x, y) for x, y in pairs()], rate=1e30, model=nn.Linear(4, 3))

@@ -115,8 +115,7 @@ class Evidence:
         def distance(rung: Rung) -> float:
             return max(low - rung.small["full"], rung.small["full"] - high)
 
-        inside = [rung for rung in known if distance(rung) <= MARGIN]
-        found = inside or sorted(known, key=distance)[:1]
+        found = [rung for rung in known if distance(rung) <= MARGIN] or sorted(known, key=distance)[:1]
         return sorted(found, key=lambda rung: rung.small["full"])
 
 

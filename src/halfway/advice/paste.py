@@ -8,8 +8,6 @@ from .evidence import Finding
 from .recommend import Costs, Recommendation
 
 _LOSSES = 'losses = F.cross_entropy(model(x), y, reduction="none")  # or your own, one per sample'
-_REST = "# and the rest of your step"
-_STEP = "...  # your step"
 
 
 def lines(found: Recommendation, costs: Costs, at: str | None, epochs: float) -> str:
@@ -76,7 +74,7 @@ def _before_the_epoch(kind: type[EpochSampler], settings: str, prune_ratio: floa
 
 def _step(indent: str, observe: str, loss: str = "losses.mean()") -> list[str]:
     """The end of a loop: a method that learns needs a loss per sample, others leave the step as it is."""
-    made = [_LOSSES, observe, f"{loss}.backward()  {_REST}"] if observe else [_STEP]
+    made = [_LOSSES, observe, f"{loss}.backward()  # and the rest of your step"] if observe else ["...  # your step"]
     return [indent + line for line in made]
 
 

@@ -108,12 +108,14 @@ def recommend(
 
     Args:
         ids: whether samples have ids. Methods that remember samples, or decide before the epoch, need them.
-        classes: whether targets are one class per sample, as in all of the evidence. Elsewhere no method is recommended.
+        classes: whether targets are one class per sample, as in all of the evidence. If not, no method is recommended.
     """
     rungs = tuple(evidence.near(regime.low, regime.high))
     found = [rung.at(costs.prune_ratio) for rung in rungs]
     random, shorter = (next(iter(_on_all(found, role)), []) for role in ("random", "shorter"))
-    times = [costs.time(None), *([] if costs.cut_time is None else [_cut_time(costs)])]
+    times = [costs.time(None)]
+    if costs.cut_time is not None:
+        times.append(costs.waiting + (1 - costs.waiting) * costs.cut_time)
     if min(times) > 1 - WORTHWHILE:
         why = (
             f"a step that prunes {costs.prune_ratio:.0%} of its samples takes {min(times):.2f} of the time of a full "
@@ -126,24 +128,16 @@ def recommend(
     methods = [each for each in _on_all(found, "method") if classes and _pays(each, found, costs, ids)]
     if methods:
         best = max(methods, key=lambda each: min(f.gain.mean for f in each if f.gain is not None))
-        why = (
-            "on every rung that counts its gain over the better control at equal cost is above zero, also when "
-            "corrected for the number of methods that were tried there"
-        )
+        why = "it gains over both controls on every rung that counts, corrected for all methods tried there"
         return Recommendation("method", why, rungs, tuple(best), costs.time(best[0]))
     # The gain of random pruning is over fewer epochs.
     gains = [f.gain.mean for f in random if f.gain is not None]
     none = "no method is clearly better than both controls there"
     if shorter and gains and sum(gains) < 0:
-        why = f"{none}, and fewer epochs of full data are the better of the two"
+        why = f"{none}, and of the two fewer epochs of full data have the higher mean"
         return Recommendation("fewer epochs", why, rungs, tuple(shorter), 1 - costs.prune_ratio)
-    why = f"{none}, and random pruning is the better of the two" if gains else none
+    why = f"{none}, and of the two random pruning has the higher mean" if gains else none
     return Recommendation("random", why, rungs, tuple(random), costs.time(None))
-
-
-def _cut_time(costs: Costs) -> float:
-    assert costs.cut_time is not None
-    return costs.waiting + (1 - costs.waiting) * costs.cut_time
 
 
 def _on_all(found: list[list[Finding]], role: str) -> list[list[Finding]]:

@@ -103,8 +103,7 @@ class Stream:
             batch = next(self._batches, None)
             if batch is None:
                 raise ValueError(
-                    "the loader yields no batch; is the data set empty, smaller than one batch, or can it be read only "
-                    "once? It must begin anew whenever it is iterated"
+                    "the loader yields no batch; is it empty, smaller than a batch, or can be read only once?"
                 )
         self._drawn += 1
         found = pair(batch, self._device)
@@ -192,7 +191,7 @@ def _train(
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is {loss} at the end of a trial of {len(kept)} steps: the training has diverged. Give the "
-            "optimizer a lower learning rate, or set clip_norm"
+            "optimizer a lower learning rate, or set clip_norm; or look for inputs that hold NaN"
         )
     waiting = 0.0 if stream is None else min(1.0, (stream.waited - waited) / max(spent, 1e-9))
     return Trial(len(kept), None, loss, small, spent / len(kept), waiting)

@@ -134,15 +134,12 @@ def _rival(finding: Finding) -> str:
 
 def on_losses(label_smoothing: float, classes: bool) -> list[str]:
     """What moves the share of small losses, beside how well a training fits."""
-    notes = []
-    if label_smoothing > 0:
-        notes.append(
-            f"With label smoothing ({label_smoothing:g}) fewer plain losses fall below 0.1: the training may fit its "
-            "images better than the regime says."
-        )
-    if not classes:
-        notes.append("The share of losses below 0.1 depends on the unit of the targets, which are no classes.")
-    return notes
+    smoothed = (
+        f"With label smoothing ({label_smoothing:g}) fewer plain losses fall below 0.1: the training may fit its "
+        "images better than the regime says."
+    )
+    unit = "The share of losses below 0.1 depends on the unit of the targets, which are no classes."
+    return [note for note, holds in ((smoothed, label_smoothing > 0), (unit, not classes)) if holds]
 
 
 def warnings(found: Recommendation, evidence: Evidence) -> list[str]:
