@@ -70,6 +70,7 @@ def finding(role: str, gain: tuple[float, float, float] | None, **more: Any) -> 
         "better": "random",
         "n": 5,
         "stage": "confirm",
+        "p": None if gain is None else 0.001 if gain[1] > 0 or gain[2] < 0 else 0.4,
     }
     return Finding(**{**given, **more})
 

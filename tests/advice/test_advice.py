@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import halfway
 from halfway.advice import Advice, advice, advise
@@ -125,16 +126,64 @@ def test_a_method_with_the_lines_it_needs_and_where_it_lost() -> None:
     assert 'selector="last_loss_hard"' in found.lines
     assert "blocker(x, y, ids=ids)" in found.lines
     assert "blocker.observe(losses)" in found.lines
+    assert "The time that last_loss_hard takes to choose was not measured." in " ".join(str(found).split())
+    assert "to choose" not in str(advised(everywhere(1.0, "no")))
     assert "it lost against the better control on wrong-labels: -3.00 [-4.00, -2.00] (n = 5)" in " ".join(
         str(found).split()
     )
 
 
-def test_steps_that_get_no_shorter_are_not_pruned() -> None:
+@pytest.mark.parametrize(
+    "loss_fn", [nn.CrossEntropyLoss(label_smoothing=0.1), functools.partial(F.cross_entropy, label_smoothing=0.1)]
+)
+def test_label_smoothing_is_named_because_it_keeps_plain_losses_large(loss_fn: Any) -> None:
+    assert "With label smoothing (0.1) fewer plain losses fall below 0.1" in " ".join(
+        str(advised(loss_fn=loss_fn)).split()
+    )
+    assert "label smoothing" not in str(advised(loss_fn=nn.CrossEntropyLoss()))
+
+
+class Endless:
+    """A loader without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(pairs())
+
+
+def test_a_method_that_needs_ids_is_not_for_a_stream_and_none_is_for_targets_that_are_no_classes() -> None:
+    known = everywhere(1.0, "last_loss_hard")
+    assert advised(known).recommendation.kind == "method"
+    assert advised(known, loader=Endless()).recommendation.kind == "random"
+    loader = DataLoader(Unsized(), 8)
+    assert advised(known, loader=loader).recommendation.kind == "random"
+    numbers = [(x, y.float()) for x, y in pairs()]
+    found = advised(known, loader=numbers, loss_fn=lambda out, y: (out[:, 0] - y) ** 2)
+    assert found.recommendation.kind == "random"
+    text = " ".join(str(found).split())
+    assert "All evidence is on the classification of images" in text
+    assert "depends on the unit of the targets" in text
+    assert "the unit" not in str(advised(known))
+
+
+class Unsized(IterableDataset):  # type: ignore[type-arg]
+    """A stream that has a length, but no positions."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __iter__(self) -> Any:
+        return (each for x, y in pairs() for each in zip(x, y, strict=True))
+
+
+def test_where_steps_get_no_shorter_only_fewer_epochs_save_time() -> None:
     found = advised(everywhere(1.0, "no"), time=takes_a_second)
-    assert str(found).startswith("Do not prune.")
-    assert found.lines == ""
-    assert found.saved is None
+    text = " ".join(str(found).split())
+    assert text.startswith("Train for fewer epochs instead. A step that prunes 50% of its samples takes 1.00 of")
+    assert found.lines.startswith("epochs = 10  # instead of 20")
+    assert found.seconds is not None
+    assert found.saved == pytest.approx(found.seconds / 2)
+    assert "shorter at p = 0.5: -1.50 [-2.00, -1.00] points to full data" in text
+    assert "Nothing is known about what is lost" in str(advised(time=takes_a_second))
 
 
 def test_where_loading_takes_the_time_it_is_pruned_before_loading() -> None:
@@ -221,12 +270,27 @@ class NoParameters(nn.Module):
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "none of the model's parameters"),
         ({"optimizer": "sgd"}, "a torch.optim.Optimizer or a function"),
         ({"loss_fn": lambda out, y: out}, "a scalar or one loss per sample"),
+        ({"loss_fn": None}, "a function of .* leave it out for cross-entropy"),
+        ({"model": pairs(), "loader": net()}, r"must be a torch.nn.Module, got a list: advise\(model, loader"),
+        ({"loader": [(x / 0, y) for x, y in pairs()]}, "the inputs of the first batch hold NaN or inf"),
+        ({"loader": pairs(classes=9)}, "has 3 outputs, but a target is class 8"),
+        ({"loader": pairs(classes=9), "loss_fn": nn.CrossEntropyLoss()}, "has 3 outputs, but a target is class 8"),
+        ({"optimizer": lambda parameters: None}, "must return a torch.optim.Optimizer, got a NoneType"),
+        ({"autocast": "bf16"}, "autocast must be a torch.dtype such as torch.bfloat16, got 'bf16'"),
+        ({"clip_norm": 0}, "clip_norm must be more than 0"),
+        ({"clip_norm": float("nan")}, "clip_norm must be more than 0"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"model": net(), "loader": pairs(), "epochs": 3, "seconds": 8, **change}
     with pytest.raises((TypeError, ValueError), match=message):
         advise(**given)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_it_is_refused_where_nothing_can_be_trained(context: Any) -> None:
+    with context(), pytest.raises(RuntimeError, match="outside of torch"):
+        advise(net(), pairs(), epochs=3, seconds=8)
 
 
 def test_several_processes_are_refused_before_they_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

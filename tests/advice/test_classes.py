@@ -43,6 +43,11 @@ def test_targets_that_are_no_classes_are_left_out() -> None:
     assert note_on(found, evidence()) == []
 
 
+def test_targets_that_are_no_classes_are_named() -> None:
+    (note,) = note_on(ClassesSeen(), evidence())
+    assert "All evidence is on the classification of images" in note
+
+
 def test_the_note_says_what_was_measured_on_long_tails() -> None:
     tail = rung("tailed", 0.3, method("class_balanced", (6.9, 5.8, 7.9)), ladder="")
     (note,) = note_on(seen(100, 60, 20, 10, 3), evidence(tail))

@@ -23,6 +23,9 @@ def test_the_packaged_evidence_can_be_read_and_its_shares_are_shares() -> None:
         for f in each.findings:
             assert f.n >= 1
             assert 0 < f.cost < 1.5
+            assert (f.p is None) == (f.gain is None or f.gain.low is None)
+            if f.p is not None and f.gain is not None and f.gain.low is not None and f.gain.high is not None:
+                assert (f.p < 0.05) == (f.gain.low > 0 or f.gain.high < 0)
             for interval in (f.to_full, f.gain):
                 assert interval is None or interval.low is None or interval.low <= interval.mean <= (interval.high or 0)
 
@@ -50,6 +53,7 @@ def test_a_finding_is_read_from_plain_values() -> None:
                         "better": None,
                         "n": 1,
                         "stage": "screen",
+                        "p": 0.03,
                     }
                 ],
             }
@@ -59,27 +63,30 @@ def test_a_finding_is_read_from_plain_values() -> None:
     assert found.to_full == Interval(-1.0)
     assert found.gain is None
     assert found.settings == {"pick": "hard"}
+    assert found.p == 0.03
 
 
-def test_an_interval_is_above_zero_only_if_all_of_it_is() -> None:
-    assert Interval(0.5, 0.1, 0.9).above
-    assert not Interval(0.5, -0.1, 1.1).above
-    assert not Interval(0.5).above
+def test_an_interval_is_below_zero_only_if_all_of_it_is() -> None:
     assert Interval(-0.5, -0.9, -0.1).below
+    assert not Interval(-0.5, -1.1, 0.1).below
+    assert not Interval(-0.5).below
     assert str(Interval(0.5, -0.1, 1.1)) == "+0.50 [-0.10, +1.10]"
 
 
 @pytest.mark.parametrize(
     ("bounds", "names"),
     [
-        ((0.1, 0.6), ["b", "c"]),
+        ((0.12, 0.6), ["b", "c"]),
         ((0.0, 1.0), ["a", "b", "c", "d"]),
-        ((0.3, 0.4), ["b"]),
+        ((0.33, 0.4), ["b"]),
         ((0.95, 1.0), ["d"]),
-        ((0.61, 0.69), ["d"]),
+        ((0.61, 0.64), ["d"]),
+        ((0.29, 0.46), ["b", "c"]),
     ],
 )
-def test_the_rungs_between_two_bounds_or_else_the_nearest(bounds: tuple[float, float], names: list[str]) -> None:
+def test_the_rungs_within_a_margin_of_two_bounds_or_else_the_nearest(
+    bounds: tuple[float, float], names: list[str]
+) -> None:
     shares = {"d": 0.7, "a": 0.05, "b": 0.25, "c": 0.5}
     known = invented(
         *(rung(name, share, *controls(1)) for name, share in shares.items()),

@@ -31,29 +31,33 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 
 
 def pasted(text: str) -> dict[str, Any]:
-    """Run the lines in a loop of the user's."""
-    model = net()
+    """Run the lines as they are, where the names are that a training has."""
     names: dict[str, Any] = {
         "halfway": halfway,
         "DataLoader": DataLoader,
-        "model": model,
+        "F": F,
+        "model": net(),
         "dataset": DATA,
         "targets": DATA.tensors[1],
         "batch_size": 8,
         "num_classes": 3,
-        "loader": DataLoader(halfway.WithIds(DATA) if "ids in loader" in text else DATA, 8),
+        "epochs": 1,
+        "loader": DataLoader(halfway.WithIds(DATA) if "of halfway.WithIds(dataset)" in text else DATA, 8),
     }
-    names |= {"epochs": 1, "F": F, "seen": []}
-    body, deep = [], " " * (len(text.splitlines()[-1]) - len(text.splitlines()[-1].lstrip()))
-    loss = f"{deep}losses = F.cross_entropy(model(x), y, reduction='none')"
-    for line in text.splitlines():
-        body += [loss, line] if "observe" in line else [line]
-    body += [] if loss in body else [loss]
-    body += [f"{deep}losses.mean().backward()", f"{deep}seen.append(len(x))"]
-    exec("\n".join(body), names)
+    exec(text, names)
     return names
 
 
+def retained(names: dict[str, Any]) -> int:
+    """How many of the 32 samples an epoch retains."""
+    if "blocker" not in names:
+        return sum(len(batch[0]) for batch in names["loader"])
+    names["blocker"].remove()
+    return 4 * len(names["x"])  # of the last of four batches
+
+
+# Where the step is the user's, the lines do not call the model.
+@pytest.mark.filterwarnings("ignore:halfway computes the shallow layers twice")
 @pytest.mark.parametrize("waiting", [0.0, 0.5])
 @pytest.mark.parametrize(("name", "settings"), METHODS)
 def test_the_lines_of_a_method_run_and_prune(name: str, settings: dict[str, Any], waiting: float) -> None:
@@ -66,25 +70,23 @@ def test_the_lines_of_a_method_run_and_prune(name: str, settings: dict[str, Any]
         waiting > 0 and name in ("last_loss_hard", "last_loss_proportional", "order_dp", "balanced_remembered")
     )
     names = pasted(text)
-    if "blocker" in names:
-        names["blocker"].remove()
     if name != "infobatch":  # it begins when it knows losses
-        assert sum(names["seen"]) == 16
+        assert retained(names) == 16
+    learns = any(p.grad is not None for p in names["model"].parameters())
+    assert learns == ("observe" in text)
+    assert learns != ("...  # your step" in text)
 
 
 @pytest.mark.parametrize("kind", ["random", "no evidence"])
 @pytest.mark.parametrize("waiting", [0.0, 0.5])
 def test_the_lines_of_random_pruning_run_and_prune(kind: Any, waiting: float) -> None:
     names = pasted(lines(Recommendation(kind, ""), Costs(0.25, 0.8, None, waiting), None, 10))
-    assert names["seen"] == [6, 6, 6, 6]
-    if "blocker" in names:
-        names["blocker"].remove()
+    assert retained(names) == 24
 
 
-def test_fewer_epochs_are_at_least_one_and_nothing_is_pasted_where_nothing_is_pruned() -> None:
+def test_fewer_epochs_are_at_least_one() -> None:
     names: dict[str, Any] = {}
     exec(lines(Recommendation("fewer epochs", ""), Costs(0.7, 0.4), None, 1), names)
     assert names["epochs"] == 1
     exec(lines(Recommendation("fewer epochs", ""), Costs(0.25, 0.8), None, 90), names)
     assert names["epochs"] == 68
-    assert lines(Recommendation("do not prune", ""), Costs(0.5, 1.0), None, 90) == ""

@@ -192,5 +192,16 @@ def test_errors_name_the_fix() -> None:
         passes(pairs(), seconds=0.65)
     with pytest.raises(ValueError, match="the loader yields no batch"):
         passes([])
+
+    class Once:
+        """Like a stateful IterableDataset."""
+
+        batches = iter(pairs(30))
+
+        def __iter__(self) -> Iterator[Any]:
+            return self.batches
+
+    with pytest.raises(ValueError, match="or can be read only once"):
+        passes(Once())
     with pytest.raises(FloatingPointError, match="lower learning rate, or set clip_norm"):
         passes([(1e30 * x, y) for x, y in pairs()], rate=1e30, model=nn.Linear(4, 3))

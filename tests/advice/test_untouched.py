@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset, TensorDataset
 
 import halfway
 from halfway.advice.untouched import untouched
@@ -64,7 +64,22 @@ class Counting(Sampler[int]):
         self.position = state["position"]
 
 
+class Own(Dataset):  # type: ignore[type-arg]
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        self.rng, self.noise = np.random.default_rng(3), torch.Generator().manual_seed(3)
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> Tensor:
+        return torch.tensor([i, self.rng.random(), float(torch.rand((), generator=self.noise))])
+
+
 LOADERS = {
+    "data set with generators": lambda: DataLoader(Own(), 4),
+    "part of a data set with generators": lambda: DataLoader(Subset(Own(), range(20)), 4),
     "sampler with a state": lambda: DataLoader(Augmented(), 4, sampler=Counting()),
     "global generator": lambda: DataLoader(Augmented(), 4, shuffle=True),
     "own generator": own_generator,

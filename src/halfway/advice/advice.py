@@ -21,7 +21,7 @@ from ..settings import number, share
 from . import classes, paste, words
 from . import evidence as known
 from .evidence import Evidence
-from .learner import Batch, MakeOptimizer, Setup, called, losses
+from .learner import Batch, MakeOptimizer, Setup, called, is_classes, losses
 from .recommend import Costs, Recommendation, Regime, recommend
 from .timing import CUT, RANDOM, relative_times
 from .trial import Clock, Stream, Trial, fewer_images, fewer_passes
@@ -46,8 +46,8 @@ class Advice:
     at: the cut that was timed; None: the model has none.
     epochs: of the planned training.
     steps: of the planned training; None if the loader has no length and did not end.
-    recommendation: `recommendation.kind` is "no evidence", "do not prune", "fewer epochs", "random" or "method".
-    lines: to paste; "" where there is nothing to do.
+    recommendation: `recommendation.kind` is "no evidence", "fewer epochs", "random" or "method".
+    lines: to paste.
     notes: what else is worth knowing.
     about: where the evidence comes from.
     """
@@ -97,9 +97,14 @@ def advise(
 ) -> Advice:
     """Would pruning pay in this training? `print(halfway.advise(model, loader, epochs=90, optimizer=optimizer))`
 
-    Copies of the model are trained for a few minutes, in two ways that bound where the planned training will end; the
-    model, the optimizer, the loader and all random generators are left as they were. Then steps are timed, and what was
-    measured is looked up in the evidence that comes with halfway, all of it at a reduced scale.
+    Copies of the model are trained for a few minutes, in two ways that bound where the planned training will end. Then
+    steps are timed, and what was measured is looked up in the evidence that comes with halfway, all of it at a reduced
+    scale.
+
+    The model and the optimizer are left as they were. So are the global random generators, the generators of torch and
+    NumPy that are attributes of the loader, of its samplers and of its data set, and whatever these save in a
+    `state_dict`. Anything else that a data set or a sampler counts by itself cannot be put back, and a data set that
+    can be read only once is used up: build a new loader after that.
 
     Args:
         model: as it is before the planned training, on the device of that training.
@@ -117,7 +122,8 @@ def advise(
         progress: called with what is going on and the share of it that is done.
         evidence: None: what comes with halfway.
     """
-    _check(loader, epochs, prune_ratio, seconds)
+    _check(model, loader, epochs, prune_ratio, seconds)
+    _check_step(loss_fn, autocast, clip_norm)
     root, compiled = unwrap(model)
     setup = Setup(root, optimizer, loss_fn, _device(root), autocast, clip_norm)
     _check_optimizer(root, optimizer)
@@ -138,11 +144,12 @@ def advise(
     regime = Regime(min(few.small, many.small), max(few.small, many.small))
     costs = Costs(prune_ratio, times[RANDOM], times.get(CUT), few.waiting)
     basis = known.read() if evidence is None else evidence
-    found = recommend(regime, costs, basis)
+    found = recommend(regime, costs, basis, ids=stream.has_ids, classes=stream.classes.any)
     notes = [f"The cut {cut} cannot be used: {problem}."] if problem else []
     notes += ["Steps were timed without torch.compile."] if compiled else []
     notes += ["No optimizer was given: AdamW with a learning rate of 0.001."] if optimizer is None else []
     notes += classes.note_on(stream.classes, basis)
+    notes += words.on_losses(_smoothing(loss_fn), is_classes(first[1]))
     return Advice(
         few,
         many,
@@ -157,6 +164,12 @@ def advise(
         (*notes, *words.warnings(found, basis)),
         basis.about,
     )
+
+
+def _smoothing(loss_fn: Any) -> float:
+    """Of a module, such as nn.CrossEntropyLoss, or of functools.partial."""
+    given = getattr(loss_fn, "label_smoothing", None) or getattr(loss_fn, "keywords", {}).get("label_smoothing")
+    return given if isinstance(given, (int, float)) else 0.0
 
 
 def _said(progress: Progress, what: str) -> Callable[[float], None]:
@@ -183,7 +196,9 @@ def _two_samples(x: Any) -> tuple[Any, ...]:
 # ------------------------------------------------------------------------ checks
 
 
-def _check(loader: Any, epochs: Any, prune_ratio: Any, seconds: Any) -> None:
+def _check(model: Any, loader: Any, epochs: Any, prune_ratio: Any, seconds: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got a {type(model).__name__}: advise(model, loader, ...)")
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         # By its own clock each would take another number of steps, and wait for the others in vain.
         raise ValueError("advise tries a training in one process; call it in a script of its own, without torchrun")
@@ -199,6 +214,17 @@ def _check(loader: Any, epochs: Any, prune_ratio: Any, seconds: Any) -> None:
         )
     if isinstance(loader, Mapping) or not isinstance(loader, Iterable):
         raise TypeError(f"the loader must yield pairs (input, targets), as a DataLoader does; got a {type(loader)}")
+
+
+def _check_step(loss_fn: Any, autocast: Any, clip_norm: Any) -> None:
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn is a function of (outputs, targets), got {loss_fn!r}; leave it out for cross-entropy")
+    if autocast is not None and not isinstance(autocast, torch.dtype):
+        raise TypeError(f"autocast must be a torch.dtype such as torch.bfloat16, got {autocast!r}")
+    if clip_norm is not None and not number("clip_norm", clip_norm) > 0:
+        raise ValueError(f"clip_norm must be more than 0, got {clip_norm!r}; None: gradients are not clipped")
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        raise RuntimeError("advise trains copies of the model; call it outside of torch.no_grad() and inference_mode()")
 
 
 def _device(root: nn.Module) -> torch.device:
@@ -226,12 +252,26 @@ def _check_optimizer(root: nn.Module, optimizer: Any) -> None:
 
 
 def _check_batch(setup: Setup, batch: Batch, prune_ratio: float) -> None:
-    """Raise unless there is something to prune and a loss to look at."""
+    """Raise unless there is something to prune, inputs that are numbers, and a loss to look at."""
     size = batches.length(batch[0])
     if retained_count(size, prune_ratio) == size:
         raise ValueError(
             f"a prune_ratio of {prune_ratio} prunes none of the {size} samples of a batch; take a larger ratio, or "
             "larger batches"
         )
+    for leaf in batches.leaves(batch[0]):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all():
+            raise ValueError("the inputs of the first batch hold NaN or inf; mend the data set or its transforms")
     with torch.no_grad():
-        losses(called(setup.learner().model, batch[0]), batch[1], setup.loss_fn)
+        outputs = called(setup.learner().model, batch[0])
+        _check_classes(outputs, batch[1])
+        losses(outputs, batch[1], setup.loss_fn)
+
+
+def _check_classes(outputs: Any, y: Any) -> None:
+    """Raise where a class has no output; a single output may stand for two classes."""
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not is_classes(y) or y.ndim != 1:
+        return
+    count, largest = outputs.shape[1], int(y.max())
+    if 1 < count <= largest:
+        raise ValueError(f"the model has {count} outputs, but a target is class {largest}; give it one for each class")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .evidence import Evidence
+from .learner import is_classes
 
 # Fewer samples of the middle class than this say nothing, and up to this many times as many as it may be chance.
 _ENOUGH, _CHANCE = 5, 4
@@ -22,8 +23,13 @@ class ClassesSeen:
 
     def note(self, targets: Any) -> None:
         """Targets that are no classes (B,) are ignored."""
-        if isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point():
+        if is_classes(targets) and targets.ndim == 1:
             self._targets.append(targets.detach())
+
+    @property
+    def any(self) -> bool:
+        """Whether targets were one class per sample."""
+        return bool(self._targets)
 
     @property
     def uneven(self) -> tuple[int, int] | None:
@@ -39,7 +45,12 @@ class ClassesSeen:
 
 
 def note_on(seen: ClassesSeen, evidence: Evidence) -> list[str]:
-    """What to say where classes are uneven; nothing elsewhere."""
+    """What to say where there are no classes, or uneven ones; nothing elsewhere."""
+    if not seen.any:
+        return [
+            "All evidence is on the classification of images, and the targets are not one class per sample: what is "
+            "said about accuracy may not hold here, and no method is recommended."
+        ]
     if seen.uneven is None:
         return []
     smallest, largest = seen.uneven

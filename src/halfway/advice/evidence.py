@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
 
+# The trials are a rule of thumb: on two of six rungs the end lay a few points beyond their bounds.
+MARGIN = 0.05
+
 Role = Literal["random", "shorter", "method"]
 Stage = Literal["screen", "confirm"]
 
@@ -26,12 +29,8 @@ class Interval:
     high: float | None = None
 
     @property
-    def above(self) -> bool:
-        """Whether all of it lies above zero."""
-        return self.low is not None and self.low > 0
-
-    @property
     def below(self) -> bool:
+        """Whether all of it lies below zero."""
         return self.high is not None and self.high < 0
 
     def __str__(self) -> str:
@@ -54,6 +53,7 @@ class Finding:
     better: which control that is.
     n: seeds.
     stage: screen: on validation images, where settings were chosen; confirm: on test images and fresh seeds.
+    p: two-sided p value of the gain, not corrected; None without an interval.
     """
 
     arm: str
@@ -68,6 +68,7 @@ class Finding:
     better: str | None
     n: int
     stage: Stage
+    p: float | None = None
 
     @property
     def same(self) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ class Finding:
 class Rung:
     """A recipe of the map.
 
-    ladder: "" for recipes beside the ladders.
+    ladder: "" for recipes that do not count as rungs, because their data are special.
     passes: over the images; None if not known.
     small: the share of plain losses below 0.1 at the end, of full data and of random pruning.
     """
@@ -107,15 +108,14 @@ class Evidence:
     about: str = ""
 
     def near(self, low: float, high: float) -> list[Rung]:
-        """The rungs of ladders with comparisons whose share of small losses at the end of full training lies between
-        these bounds; if there is none, the nearest."""
+        """The rungs of ladders with comparisons whose share of small losses at the end of full training lies within
+        `MARGIN` of these bounds; if there is none, the nearest."""
         known = [rung for rung in self.rungs if rung.ladder and rung.findings and "full" in rung.small]
-        inside = [rung for rung in known if low <= rung.small["full"] <= high]
 
         def distance(rung: Rung) -> float:
             return max(low - rung.small["full"], rung.small["full"] - high)
 
-        found = inside or sorted(known, key=distance)[:1]
+        found = [rung for rung in known if distance(rung) <= MARGIN] or sorted(known, key=distance)[:1]
         return sorted(found, key=lambda rung: rung.small["full"])
 
 

@@ -68,7 +68,10 @@ class Setup:
             ) from error
         if given is None:
             return model, torch.optim.AdamW(model.parameters(), lr=_DEFAULT_RATE)
-        return model, given(model.parameters())
+        made = given(model.parameters())
+        if not isinstance(made, Optimizer):
+            raise TypeError(f"the optimizer function must return a torch.optim.Optimizer, got {_described(made)}")
+        return model, made
 
 
 class Learner:

@@ -7,14 +7,12 @@ from ..selectors import SELECTORS, Selector
 from .evidence import Finding
 from .recommend import Costs, Recommendation
 
-_AFTER = "# after the loss, one per sample"
+_LOSSES = 'losses = F.cross_entropy(model(x), y, reduction="none")  # or your own, one per sample'
 
 
 def lines(found: Recommendation, costs: Costs, at: str | None, epochs: float) -> str:
-    """What to add or change; "" if nothing. Names that are the user's: model, dataset, targets, batch_size,
-    epochs, num_classes, losses (one per sample)."""
-    if found.kind == "do not prune":
-        return ""
+    """What to add or change. Names that are the user's: model, dataset, targets, batch_size,
+    loader, epochs, num_classes, and F for torch.nn.functional."""
     if found.kind == "fewer epochs":
         fewer = max(1, round(epochs * (1 - costs.prune_ratio)))
         return f"epochs = {fewer}  # instead of {epochs:g}; let the learning rate end by then, too"
@@ -38,9 +36,7 @@ def _in_the_batch(kind: type[Selector], chosen: str, prune_ratio: float, at: str
         "for x, y, ids in loader:  # of halfway.WithIds(dataset)" if ids else "for x, y in loader:",
         f"    x, y = blocker(x, y{', ids=ids' if ids else ''})",
     ]
-    if kind.wants_losses != "no":
-        made.append(f"    blocker.observe(losses)  {_AFTER}")
-    return "\n".join(made)
+    return "\n".join([*made, *_step("    ", "blocker.observe(losses)" if kind.wants_losses != "no" else "")])
 
 
 def _before_loading(kind: type[Selector], chosen: str, prune_ratio: float) -> str:
@@ -55,9 +51,7 @@ def _before_loading(kind: type[Selector], chosen: str, prune_ratio: float) -> st
         made.append("batches.watch(model)")
     made += ["for epoch in range(epochs):", "    batches.set_epoch(epoch)"]
     made.append("    for x, y, ids in loader:" if learns else "    for x, y in loader:")
-    if learns:
-        made.append(f"        batches.observe(ids, losses)  {_AFTER}")
-    return "\n".join([*made, "        ..."])
+    return "\n".join([*made, *_step("        ", "batches.observe(ids, losses)" if learns else "")])
 
 
 def _before_the_epoch(kind: type[EpochSampler], settings: str, prune_ratio: float) -> str:
@@ -74,11 +68,14 @@ def _before_the_epoch(kind: type[EpochSampler], settings: str, prune_ratio: floa
         "    sampler.set_epoch(epoch)",
         f"    for {parts} in loader:",
     ]
-    if kind.learns:
-        made.append(f"        sampler.observe(ids, losses)  {_AFTER}")
-    if kind.reweights:
-        made.append("        loss = (weights * losses).mean()")
-    return "\n".join([*made, "        ..."])
+    loss = "(weights * losses).mean()" if kind.reweights else "losses.mean()"
+    return "\n".join([*made, *_step("        ", "sampler.observe(ids, losses)" if kind.learns else "", loss)])
+
+
+def _step(indent: str, observe: str, loss: str = "losses.mean()") -> list[str]:
+    """The end of a loop: a method that learns needs a loss per sample, others leave the step as it is."""
+    made = [_LOSSES, observe, f"{loss}.backward()  # and the rest of your step"] if observe else ["...  # your step"]
+    return [indent + line for line in made]
 
 
 def _settings(finding: Finding) -> str:

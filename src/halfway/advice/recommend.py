@@ -14,12 +14,14 @@ from .evidence import Evidence, Finding, Rung
 SATURATES_FROM = 0.5
 # A step must be shorter by this much to count: less is within what a measurement varies by.
 WORTHWHILE = 0.05
+# Of methods that gain nothing one in so many may be recommended all the same.
+LEVEL = 0.05
 # Training waits for data if it spends more than this share of its time on it.
 WAITS_FROM = 0.1
 # These need another model, or its losses, which nothing here can see.
 _PREPARED = ("rho", "rho_remembered", "proxy")
 
-Kind = Literal["no evidence", "do not prune", "fewer epochs", "random", "method"]
+Kind = Literal["no evidence", "fewer epochs", "random", "method"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Recommendation:
     why: a sentence.
     rungs: those of the map that count here.
     findings: what the recommended arm did there, in their order.
-    time: wall time of the run relative to full data; None where nothing is recommended.
+    time: wall time of the run relative to full data.
     """
 
     kind: Kind
@@ -89,48 +91,53 @@ class Recommendation:
     time: float | None = None
 
 
-def recommend(regime: Regime, costs: Costs, evidence: Evidence) -> Recommendation:
+def recommend(
+    regime: Regime, costs: Costs, evidence: Evidence, *, ids: bool = True, classes: bool = True
+) -> Recommendation:
     """The rule.
 
-    1. *Do not prune* if neither random pruning nor the cut makes the run at least 5 % shorter in wall time.
-    2. The rungs that count are those of the map's ladders whose share of small losses lies between the bounds of the
+    1. *Fewer epochs* if neither random pruning nor the cut makes the run at least 5 % shorter in wall time.
+    2. The rungs that count are those of the map whose share of small losses lies within 0.05 of the bounds of the
        regime, or else the nearest one. If there is none with comparisons: *no evidence*.
-    3. *A method*, if on every one of these rungs its gain over the better control at equal cost has an interval above
-       zero, and if it makes the run at least 5 % shorter. Of several the one whose smallest gain is the largest.
+    3. *A method*, if on every one of these rungs its mean gain over the better control at equal cost is above zero, and
+       the p value of that gain times the number of methods that were tried on the rung is below 0.05 (Bonferroni's
+       correction: of many methods one looks better by chance). It must also make the run at least 5 % shorter, and have
+       what it needs: see the arguments. Of several the one whose smallest gain is the largest.
     4. Otherwise the control with the larger mean score over these rungs, at equal cost: *random* per batch, or full
        data for *fewer epochs*.
+
+    Args:
+        ids: whether samples have ids. Methods that remember samples, or decide before the epoch, need them.
+        classes: whether targets are one class per sample, as in all of the evidence. If not, no method is recommended.
     """
-    times = [costs.time(None), *([] if costs.cut_time is None else [_cut_time(costs)])]
+    rungs = tuple(evidence.near(regime.low, regime.high))
+    found = [rung.at(costs.prune_ratio) for rung in rungs]
+    random, shorter = (next(iter(_on_all(found, role)), []) for role in ("random", "shorter"))
+    times = [costs.time(None)]
+    if costs.cut_time is not None:
+        times.append(costs.waiting + (1 - costs.waiting) * costs.cut_time)
     if min(times) > 1 - WORTHWHILE:
         why = (
             f"a step that prunes {costs.prune_ratio:.0%} of its samples takes {min(times):.2f} of the time of a full "
-            "one here. Only fewer epochs would save time"
+            "one here, so that only fewer epochs save time"
         )
-        return Recommendation("do not prune", why)
-    rungs = tuple(evidence.near(regime.low, regime.high))
+        return Recommendation("fewer epochs", why, rungs, tuple(shorter), 1 - costs.prune_ratio)
     if not rungs:
         why = "no comparison of methods has been measured yet, so that nothing can be said about accuracy"
         return Recommendation("no evidence", why, time=costs.time(None))
-    found = [rung.at(costs.prune_ratio) for rung in rungs]
-    methods = [each for each in _on_all(found, "method") if _pays(each, costs)]
+    methods = [each for each in _on_all(found, "method") if classes and _pays(each, found, costs, ids)]
     if methods:
         best = max(methods, key=lambda each: min(f.gain.mean for f in each if f.gain is not None))
-        why = "its gain over the better control at equal cost lies above zero on every rung that counts"
+        why = "it gains over both controls on every rung that counts, corrected for all methods tried there"
         return Recommendation("method", why, rungs, tuple(best), costs.time(best[0]))
-    random, shorter = (next(iter(_on_all(found, role)), []) for role in ("random", "shorter"))
     # The gain of random pruning is over fewer epochs.
     gains = [f.gain.mean for f in random if f.gain is not None]
     none = "no method is clearly better than both controls there"
     if shorter and gains and sum(gains) < 0:
-        why = f"{none}, and fewer epochs of full data are the better of the two"
+        why = f"{none}, and of the two fewer epochs of full data have the higher mean"
         return Recommendation("fewer epochs", why, rungs, tuple(shorter), 1 - costs.prune_ratio)
-    why = f"{none}, and random pruning is the better of the two" if gains else none
+    why = f"{none}, and of the two random pruning has the higher mean" if gains else none
     return Recommendation("random", why, rungs, tuple(random), costs.time(None))
-
-
-def _cut_time(costs: Costs) -> float:
-    assert costs.cut_time is not None
-    return costs.waiting + (1 - costs.waiting) * costs.cut_time
 
 
 def _on_all(found: list[list[Finding]], role: str) -> list[list[Finding]]:
@@ -143,7 +150,14 @@ def _on_all(found: list[list[Finding]], role: str) -> list[list[Finding]]:
     return [each for each in arms.values() if len(each) == len(found)]
 
 
-def _pays(findings: list[Finding], costs: Costs) -> bool:
-    usable = findings[0].selector not in _PREPARED
-    gains = all(f.gain is not None and f.gain.above for f in findings)
-    return usable and gains and costs.time(findings[0]) <= 1 - WORTHWHILE
+def _pays(findings: list[Finding], found: list[list[Finding]], costs: Costs, ids: bool) -> bool:
+    name = findings[0].selector
+    usable = name not in _PREPARED and (ids or (name not in SAMPLERS and SELECTORS[name].wants_ids == "no"))
+    clear = all(_clear(finding, here) for finding, here in zip(findings, found, strict=True))
+    return usable and clear and costs.time(findings[0]) <= 1 - WORTHWHILE
+
+
+def _clear(finding: Finding, here: list[Finding]) -> bool:
+    """Whether a method's gain on a rung is above zero, corrected for all methods that were tried there."""
+    tried = sum(each.role == "method" for each in here)
+    return finding.gain is not None and finding.gain.mean > 0 and finding.p is not None and finding.p * tried < LEVEL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,12 +21,15 @@ _DEPTH = 3
 def untouched(loader: Any, device: torch.device) -> Iterator[None]:
     """What is drawn in here is drawn again afterwards: global generators, and the loader's own state.
 
-    The loader's own state is that of its generators, and whatever it and its samplers save in a `state_dict`. A loader
-    that keeps its workers gets its old ones back, so that an epoch that is under way is not lost.
+    The loader's own state is that of the generators (torch's and NumPy's) that are attributes of it, of its samplers
+    and of its data set, and whatever these save in a `state_dict`. A loader that keeps its workers gets its old ones
+    back, so that an epoch that is under way is not lost. Anything else that they count cannot be put back.
     """
     host_random, torch_random = HostRandom(), TorchRandom(device)
     parts = list(_parts(loader))
-    generators = [(g, g.get_state()) for g in map(_generator, parts) if g is not None]
+    held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+    generators = [(g, g.get_state()) for g in held if isinstance(g, torch.Generator)]
+    of_numpy = [(g.bit_generator, g.bit_generator.state) for g in held if _is_numpys(g)]
     workers = _keeps_workers(loader)
     before = loader._iterator if workers else None
     if workers:
@@ -39,6 +43,8 @@ def untouched(loader: Any, device: torch.device) -> Iterator[None]:
         for part, state in states:
             part.load_state_dict(state)
         put_back(generators)
+        for bits, drawn in of_numpy:
+            bits.state = drawn
         host_random.restore()
         torch_random.restore()
 
@@ -54,9 +60,9 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
     yield from found.values()
 
 
-def _generator(part: Any) -> torch.Generator | None:
-    found = getattr(part, "generator", None)
-    return found if isinstance(found, torch.Generator) else None
+def _is_numpys(value: Any) -> bool:
+    numpy = sys.modules.get("numpy.random")  # only if somebody uses it
+    return numpy is not None and isinstance(value, numpy.Generator)
 
 
 def _has_state(part: Any) -> bool:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _WIDTH = 100
 _DO = {
     "no evidence": "No evidence on methods. The cheapest thing to try: random pruning per batch.",
-    "do not prune": "Do not prune.",
     "fewer epochs": "Train for fewer epochs instead.",
     "random": "Prune at random, per batch.",
 }
@@ -95,12 +94,13 @@ def _saved(advice: Advice) -> str:
     time = advice.recommendation.time
     if time is None:
         return ""
-    if advice.seconds is None or advice.saved is None:
-        return f"Saved: {1 - time:.0%} of the wall time of the planned training."
-    return (
-        f"Saved: {1 - time:.0%} of the wall time of the planned training, {_duration(advice.saved)} of "
-        f"{_duration(advice.seconds)} on this machine."
-    )
+    told = f"Saved: {1 - time:.0%} of the wall time of the planned training"
+    if advice.seconds is not None and advice.saved is not None:
+        told += f", {_duration(advice.saved)} of {_duration(advice.seconds)} on this machine"
+    # The steps that were timed choose at random, or by density at a cut.
+    if advice.recommendation.kind != "method":
+        return f"{told}."
+    return f"{told}. The time that {advice.recommendation.findings[0].arm} takes to choose was not measured."
 
 
 def _duration(seconds: float) -> str:
@@ -113,7 +113,7 @@ def _duration(seconds: float) -> str:
 def _lost(found: Recommendation) -> str:
     told = [_effect(rung, each) for rung, each in zip(found.rungs, found.findings, strict=False)]
     if not told:
-        return "Nothing is known about what is lost in accuracy." if found.kind == "no evidence" else ""
+        return "Nothing is known about what is lost in accuracy."
     on = "Likely effect on accuracy, by runs at a reduced scale that ended with about as many small losses"
     return f"{on}: {'; '.join(told)}."
 
@@ -130,6 +130,16 @@ def _effect(rung: Rung, finding: Finding) -> str:
 
 def _rival(finding: Finding) -> str:
     return {"random": "random pruning", "shorter": "fewer epochs"}.get(finding.better or "", "the better control")
+
+
+def on_losses(label_smoothing: float, classes: bool) -> list[str]:
+    """What moves the share of small losses, beside how well a training fits."""
+    smoothed = (
+        f"With label smoothing ({label_smoothing:g}) fewer plain losses fall below 0.1: the training may fit its "
+        "images better than the regime says."
+    )
+    unit = "The share of losses below 0.1 depends on the unit of the targets, which are no classes."
+    return [note for note, holds in ((smoothed, label_smoothing > 0), (unit, not classes)) if holds]
 
 
 def warnings(found: Recommendation, evidence: Evidence) -> list[str]:

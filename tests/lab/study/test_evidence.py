@@ -52,6 +52,14 @@ def test_differences_are_those_of_a_slow_loop() -> None:
     assert found["shorter 0.5"]["gain"][0] == pytest.approx(-between, abs=6e-4)
 
 
+def test_the_p_value_of_a_gain_agrees_with_its_interval() -> None:
+    content = extracted({"confirm": stage([RUNG], {**CONTROLS, **PFB, **EARLY_EXIT})})
+    for found in arms(content).values():
+        _, low, high = found["gain"]
+        assert float(f"{found['p']:.4g}") == found["p"]
+        assert (found["p"] < 0.05) == (low > 0 or high < 0)
+
+
 def test_what_a_method_is_can_be_pasted() -> None:
     found = arms(extracted({"screen": stage([RUNG], {**CONTROLS, **PFB, **EARLY_EXIT})}))
     assert found["pfb"]["selector"] == "density"
@@ -86,6 +94,12 @@ def test_a_stage_with_other_settings_than_the_recipes_is_left_out() -> None:
     assert "pfb" in found
     assert "hard" not in found
     assert len(rung(extracted(stages))["findings"]) == len(rung(extracted({"confirm": stages["confirm"]}))["findings"])
+
+
+def test_a_recipe_beside_the_ladders_counts_as_a_rung_only_if_its_data_are_not_special() -> None:
+    content = extracted({"scale": stage(["speedrun-cifar10", "ladder-f8-noisy"], CONTROLS)})
+    assert rung(content, "speedrun-cifar10")["ladder"] == "speedrun"
+    assert rung(content, "ladder-f8-noisy")["ladder"] == ""
 
 
 def test_a_single_seed_is_no_comparison_but_has_a_share() -> None:

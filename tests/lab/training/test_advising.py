@@ -43,14 +43,14 @@ def understood(command: str) -> Recipe:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("random", "random_even"), ("no evidence", "random_even"), ("fewer epochs", "shorter"), ("do not prune", "full")],
+    [("random", "random_even"), ("no evidence", "random_even"), ("fewer epochs", "shorter")],
 )
 def test_the_command_trains_what_was_recommended(kind: Any, name: str) -> None:
     found = understood(
         advising.command(Recommendation(kind, ""), 0.4, ["tiny-cifar10", "--epochs", "12", "cut=layer2"])
     )
     assert (found.name, found.method, found.length, found.cut) == ("tiny-cifar10", name, 12, "layer2")
-    assert name == "full" or found.prune_ratio == 0.4
+    assert found.prune_ratio == 0.4
 
 
 def test_the_command_of_a_method_has_its_settings_and_no_window() -> None:
@@ -82,8 +82,9 @@ def test_the_ratio_is_the_recipes_or_one_half() -> None:
 
 def test_a_recipe_is_tried_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["advise", "tiny-cifar10", *SETTINGS, "--data", "synthetic", "--minutes", "0.1", "prune_ratio=0.25"]
-    assert cli.main(words) == 0
+    assert cli.main([*words, "label_smoothing=0.2"]) == 0
     text = capsys.readouterr().out
+    assert "With label smoothing (0.2)" in text
     assert "Regime: " in text
     assert "that prunes 25%" in text
     command = text.strip().splitlines()[-1].strip()

@@ -19,8 +19,7 @@ saturates and many samples teach little.
 Then steps are timed on this machine: full ones, ones that prune at random, ones that look at features at the cut. The
 advice is one of
 
-  do not prune          a step gets no shorter, or hardly
-  fewer epochs          full data, and stop earlier: the control that most comparisons forget
+  fewer epochs          full data, and stop earlier: a step gets no shorter, or nothing did better
   random                prune at random, anew in each batch
   a method              one that beat both of these controls at equal cost, wherever as many losses were small
   no evidence           nothing comparable has been measured: costs only

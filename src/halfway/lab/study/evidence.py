@@ -21,6 +21,7 @@ from ..recipes.methods import FULL, settings_of
 from ..recipes.schema import Recipe
 from .arms import Arm, arms
 from .gains import Gain
+from .holm import p_value
 from .plan import Run
 from .results import Study
 
@@ -30,7 +31,10 @@ _LAST_SHARE = 3  # the column of a curve, see `ledger`
 _EVALUATED = "data.evaluate"
 _FILES = ("losses", "model")
 _FEWEST_SEEDS = 2
-_DIGITS = 3
+# Recipes that count as rungs beside the ladders, because nothing but their length and network is special: no wrong
+# labels, no rare classes, no copies.
+_LADDERS = {"speedrun-cifar10": "speedrun"}
+_DIGITS, _P_DIGITS = 3, 4
 
 
 def write(study: Study, results: int, path: Path) -> None:
@@ -68,7 +72,7 @@ def _rung(study: Study, base: str) -> dict[str, Any]:
         if entry is not None
     ]
     small = {role: share for role in ("full", "random") if (share := _small(members, role)) is not None}
-    ladder = next((arm.rung[0] for arm in members if arm.rung is not None), "")
+    ladder = next((arm.rung[0] for arm in members if arm.rung is not None), _LADDERS.get(base, ""))
     return {"name": base, "ladder": ladder, "passes": _passes(recipe), "small": small, "findings": findings}
 
 
@@ -117,6 +121,7 @@ def _finding(each: Gain, to_full: Difference | None) -> dict[str, Any] | None:
     # A control has no gain over itself: the other one is its rival.
     rival = {"random": "shorter", "shorter": "random"}.get(arm.role, each.score.better)
     gain = each.score.differences.get(rival) if rival is not None else None  # type: ignore[call-overload]
+    p = None if gain is None else p_value(gain)
     return {
         "arm": arm.name,
         "role": arm.role,
@@ -130,6 +135,7 @@ def _finding(each: Gain, to_full: Difference | None) -> dict[str, Any] | None:
         "better": rival,
         "n": to_full.n,
         "stage": "confirm" if recipe.data.evaluate == "test" else "screen",
+        "p": None if p is None else float(f"{p:.{_P_DIGITS}g}"),
     }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...advice.advice import Advice, advise
 from ...advice.recommend import Recommendation
+from ...advice.words import on_losses
 from ..data import Data
 from ..progress import Bar
 from ..recipes.methods import FULL, SHORTER
@@ -69,14 +70,13 @@ def advise_on(recipe: Recipe, data: Data, device: torch.device, seconds: float, 
             clip_norm=recipe.clip_norm,
             progress=bars,
         )
-    return dataclasses.replace(advice, lines=command(advice.recommendation, ratio_of(recipe), words))
+    notes = (*advice.notes, *on_losses(recipe.label_smoothing, classes=True))
+    return dataclasses.replace(advice, lines=command(advice.recommendation, ratio_of(recipe), words), notes=notes)
 
 
 def command(found: Recommendation, prune_ratio: float, words: Sequence[str]) -> str:
     """The training that the advice recommends; random pruning and methods without a window, as in the evidence."""
-    if found.kind == "do not prune":
-        chosen = ["--method", FULL]
-    elif found.kind == "method":
+    if found.kind == "method":
         finding = found.findings[0]
         settings = [f"{finding.selector}.{key}={value}" for key, value in finding.settings.items()]
         chosen = ["--method", finding.selector, "--prune-ratio", f"{prune_ratio:g}", "window=[0, null]", *settings]
