@@ -22,7 +22,7 @@ BUDGETS = {
     "costs": 320,
     "engine": 2_925,
     "integrations": 350,
-    "lab": 9_850,
+    "lab": 9_860,
     "loading": 485,
     "samplers": 640,
     "selectors": 2_005,
