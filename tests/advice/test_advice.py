@@ -112,6 +112,17 @@ def test_random_with_what_is_likely_lost_in_one_sentence_with_n_intervals_and_sc
         assert part in sentence
 
 
+def test_beside_random_pruning_the_rule_that_follows_it_is_named_where_the_loop_can_feed_it() -> None:
+    known = evidence(rung("a", 0.5, *controls(1.0), method("auto", (0.3, -0.1, 0.7), p=0.2)))
+    text = " ".join(str(advised(known)).split())
+    assert 'selector="auto" is worth a try' in text
+    assert "+0.30 [-0.10, +0.70] to random pruning on a (n = 5)" in text
+    assert 'selector="auto"' not in str(advised(everywhere(-1.0, "no")))  # fewer epochs
+    numbers = [(x, torch.rand(len(x), 3)) for x, _ in pairs()]
+    regression = advised(known, loader=numbers, loss_fn=lambda outputs, y: (outputs - y).square().mean(1))
+    assert 'selector="auto"' not in str(regression)
+
+
 def test_fewer_epochs_instead() -> None:
     found = advised(everywhere(-1.0, "no"), epochs=31)
     assert str(found).startswith("Train for fewer epochs instead.")

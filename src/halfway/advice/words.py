@@ -154,3 +154,20 @@ def warnings(found: Recommendation, evidence: Evidence) -> list[str]:
         if finding.same == same and finding.gain is not None and finding.gain.below
     ]
     return [f"At a reduced scale it lost against the better control on {'; '.join(lost)}."] if lost else []
+
+
+def on_auto(found: Recommendation, ids: bool, classes: bool) -> list[str]:
+    """Where pruning at random is recommended: the selector that is random pruning but where losses paid."""
+    if found.kind != "random" or not (ids and classes):
+        return []
+    told = [
+        f"{finding.gain} to {_rival(finding)} on {rung.name} (n = {finding.n})"
+        for rung in found.rungs
+        for finding in rung.findings
+        if finding.selector == "auto" and finding.gain is not None
+    ]
+    measured = f", at equal cost and a reduced scale {'; '.join(told)}" if told else ""
+    return [
+        'If the loop can pass ids and report losses, selector="auto" is worth a try: random pruning, but where drawing '
+        f"by losses has paid{measured}."
+    ]
