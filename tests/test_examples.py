@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.helpers.launched import run
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 # What to run, with few steps, and what it prints.
@@ -32,19 +30,6 @@ ELSEWHERE = {
     "torchrun.py": "test_examples.py",
     "digits.py": "test_examples.py",
 }
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -72,8 +57,7 @@ def test_it_is_short_and_a_test_runs_it(name: str) -> None:
 def test_torchrun_starts_it_on_two_processes() -> None:
     pytest.importorskip("torchvision")
     pytest.importorskip("sklearn")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    out = run(*launch, "examples/torchrun.py", "--epochs", "1", "--samples", "128")
+    out = run("examples/torchrun.py", "--epochs", "1", "--samples", "128", processes=2)
     assert out.count("epochs 0 to 1, 2 processes") == 1
     assert "steps_replayed=2, steps_recomputed=0" in out
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +18,7 @@ from halfway import Density, ForwardBlocker
 from halfway.selectors import Balanced
 from tests.helpers import processes
 from tests.helpers.compiled import compiled_parts
+from tests.helpers.launched import run
 
 pytest.importorskip("accelerate")
 
@@ -28,7 +27,6 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration, set_seed
 
 from halfway.integrations.accelerate import block, refuse_unsupported
-from tests import ROOT
 
 GROUP = "Accelerate"
 X = torch.randn(128, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -274,17 +272,10 @@ def test_two_processes_train_what_one_would_with_all_their_retained_samples(feat
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_example_runs(ranks: int) -> None:
     pytest.importorskip("sklearn")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if ranks == 2 else []
     more = ["--mixed-precision", "bf16"] if ranks == 1 else []
-    command = [sys.executable, *launch, "examples/accelerate_loop.py", "--steps", "4", *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    # A thread of Gloo that still frees a gradient's sum when Python ends aborts the process: pytorch/pytorch#190489. It
-    # happens in a few of a hundred runs on a busy machine, and is nothing that a script could wait for.
-    aborted_at_exit = ranks == 2 and "terminate called without an active exception" in done.stderr
-    assert done.returncode == 0 or aborted_at_exit, done.stderr[-3000:]
+    out = run("examples/accelerate_loop.py", "--steps", "4", *more, processes=ranks)
     for words in ("effective_ratio=0.40", "steps_replayed=4", "steps_recomputed=0"):
-        assert words in done.stdout
+        assert words in out
 
 
 # ----------------------------------------------------------------------- refused
