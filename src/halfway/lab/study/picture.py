@@ -107,7 +107,7 @@ def _gains(axes: Any, members: Sequence[Gain], looks: Mapping[str, dict[str, Any
 def _costs(axes: Any, members: Sequence[Gain], looks: Mapping[str, dict[str, Any]]) -> None:
     for name, marks in cost_marks(members, list(looks)).items():
         _line(axes, marks, looks[name])
-    _reference(axes, 1.0, "its own cost (hollow: the control's curve ends; none: it falls)")
+    _reference(axes, 1.0, "its own cost (hollow: the curve ends; none: it falls)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
