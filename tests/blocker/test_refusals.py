@@ -113,7 +113,7 @@ def test_a_cut_of_torchscript_is_an_error_and_a_part_behind_the_cut_is_none(how:
         ({"schedule": Schedule}, "schedule must be a halfway.Schedule.*got <class"),
         ({"selector": Density}, r"class Density; pass a Selector made of it: Density\(\)"),
         ({"selector": Random}, r"class Random; pass a Selector made of it: Random\(\)"),
-        ({"selector": None}, r"selector must be a name or a Selector, got None; the names are \['balanced'"),
+        ({"selector": None}, r"selector must be a name or a Selector, got None; the names are \['auto', 'balanced'"),
         ({"selector": ["density"]}, r"selector must be a name or a Selector, got \['density'\]"),
         ({"selector": 0.5}, "selector must be a name or a Selector, got 0.5"),
         ({"model": torch.relu}, "model must be an nn.Module, got a builtin"),

@@ -26,7 +26,7 @@ def test_stats_count_samples_steps_and_operations():
     assert stats.recompute_reasons == {}
     share = blocker._engine.meter.shallow_share
     assert stats.relative_flops == pytest.approx((2 * 10 + 3 * (6 + 4 * share)) / 50)
-    assert set(stats.as_dict()) == set(vars(stats)) - {"recompute_reasons", "diagnostics", "lag"}
+    assert set(stats.as_dict()) == set(vars(stats)) - {"recompute_reasons", "diagnostics", "explanation", "lag"}
 
 
 def test_relative_flops_is_the_retained_share_plus_the_probe_of_the_pruned():
