@@ -35,7 +35,7 @@ class Auto(Selector):
         and `blocker.observe(losses)`.
     Caveats: for classification, with plain losses: label smoothing puts a floor under all of them. The two limits come
         from small networks on CIFAR-10 and Fashion-MNIST; with stronger augmentation `times` may well be too careful.
-        Where it draws by losses, accuracy gained more than the test loss did.
+        With wrong labels more answers were right, at a worse test loss.
 
     Args:
         learned: the share from which on losses decide.
