@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from halfway.lab.comparison.curves import Point, standing
-from halfway.lab.comparison.paired import Difference, difference
+from halfway.lab.comparison.paired import Difference, difference, residual
 from halfway.lab.comparison.verdict import verdict
 from halfway.lab.files import write_whole
 from halfway.lab.study import claims, ledger, plan
@@ -62,6 +62,7 @@ AUTO = {
     "ladder-f32": "F, 32",
     "ladder-f128": "F, 130",
 }
+FIRST_NEW = 5  # the first seed of `auto again` that had not been seen
 RATIOS = (0.3, 0.5, 0.7)
 RIVALS = {
     "random_subset": "a fixed subset",
@@ -326,10 +327,13 @@ def auto_again(study: Study) -> str:
     rows = []
     for base in study.stages["auto again"]["recipes"]:
         if (mine := found.of(base, "auto")) is not None:
-            difference = found.to_control(base, "auto", "random")
+            beside = found.to_control(base, "auto", "random")
             scores = [found.score(base, arm) for arm in ("random 0.5", "auto")]
-            rows.append([AUTO[base], str(len(mine.arm.scores)), *scores, difference])
-    return markdown(["", "n", "random, %", "`auto`, %", "to random"], rows)
+            drawn = [found.of(base, arm).arm.scores for arm in ("auto", "random 0.5")]
+            new = [{seed: v for seed, v in each.items() if seed >= FIRST_NEW} for each in drawn]
+            alone = difference(*new, residual(dict(enumerate(new))))
+            rows.append([AUTO[base], str(len(mine.arm.scores)), *scores, beside, f"{alone} ({alone.n})"])
+    return markdown(["", "n", "random, %", "`auto`, %", "to random", "on new seeds alone (n)"], rows)
 
 
 def paper_at_equal_cost(study: Study) -> str:
