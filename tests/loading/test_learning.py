@@ -262,6 +262,29 @@ def test_what_is_remembered_is_what_entered_the_last_layer() -> None:
     torch.testing.assert_close(found[seen, :12], model[:2](x)[seen[:N]].detach())
 
 
+def test_what_is_learned_and_drawn_does_not_depend_on_autocast_around_the_loop() -> None:
+    def steps(enabled: bool) -> tuple[list[list[int]], Tensor]:
+        batches = halfway.PrunedBatchSampler(data(), B, 0.5, selector=BalancedRemembered(dim=4))
+        model = net()
+        batches.watch(model)
+        drawn = []
+        x = data().tensors[0]
+        for epoch in range(3):
+            batches.set_epoch(epoch)
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                for batch in batches:
+                    drawn.append([int(i) for i in batch])
+                    with torch.autocast("cpu", enabled=False):
+                        losses = F.cross_entropy(model(x[batch]), data().tensors[1][batch], reduction="none")
+                    batches.observe(torch.tensor(batch), losses)
+        return drawn, batches.state_dict()["selector"]["features"]
+
+    drawn, features = steps(False)
+    drawn_within, features_within = steps(True)
+    assert drawn_within == drawn
+    assert torch.equal(features_within.nan_to_num(), features.nan_to_num())
+
+
 def test_a_report_of_other_samples_than_the_model_saw_is_an_error() -> None:
     model = net()
     batches = halfway.PrunedBatchSampler(data(), B, 0.5, selector="balanced_remembered")

@@ -146,6 +146,24 @@ def test_weights_travel_with_the_index() -> None:
         torch.testing.assert_close(batches.weights(ids), weights)
 
 
+def test_where_a_sample_comes_twice_its_last_weight_counts_and_others_weigh_one() -> None:
+    class Counting(Selector):
+        name = "counting"
+
+        def select(self, candidates: Candidates, count: int) -> Selection:
+            ids = candidates.required_ids[:count]
+            drawn.update((i, 2.0 + len(drawn) + 100 * drawn.get(i, 0)) for i in ids.tolist())
+            return Selection(torch.arange(count), weights=torch.tensor([drawn[i] for i in ids.tolist()]))
+
+    drawn: dict[int, float] = {}
+    again = RandomSampler(data(12), replacement=True, num_samples=40, generator=torch.Generator().manual_seed(3))
+    batches = batches_of(again, batch_size=8, selector=Counting())
+    list(batches)
+    asked = torch.arange(20, dtype=torch.int32)
+    assert 0 < len(drawn) < 12
+    assert batches.weights(asked).tolist() == [drawn.get(i, 1.0) for i in asked.tolist()]
+
+
 def test_targets_go_to_a_selector_that_looks_at_classes() -> None:
     seen = []
 

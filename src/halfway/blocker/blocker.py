@@ -25,6 +25,7 @@ from ..ratios import PruneRatio, Ratios
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
+from ..selectors.base import aside
 from ..selectors.earlier import config_today
 from ..settings import as_json, from_0, plain_settings, require_same_config
 from ..state.ranks import Ranks
@@ -443,12 +444,12 @@ def _seeing(candidates: Candidates, selector: Selector, seen: Seen) -> Candidate
 
 
 def _select(selector: Selector, candidates: Candidates, count: int) -> Selection:
-    with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
+    with aside(candidates.generator.device):
         return selector.select(candidates, count)
 
 
 def _learn(selector: Selector, candidates: Candidates, retained: Tensor | None) -> None:
-    with torch.no_grad(), torch.autocast(candidates.generator.device.type, enabled=False):
+    with aside(candidates.generator.device):
         selector.learn(candidates, retained)
 
 

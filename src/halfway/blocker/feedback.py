@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..engine.interception import Interception
 from ..modules import is_compiled
 from ..selectors import Candidates, Selector
+from ..selectors.base import aside
 from ..selectors.tools.losses import per_sample
 
 
@@ -63,7 +64,7 @@ class Feedback:
         candidates, retained = self._expected
         per_sample(losses, candidates.size if retained is None else len(retained), "blocker.observe(losses)")
         self._told = self._observed = True
-        with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+        with aside(losses.device):
             self._selector.observe(candidates, retained, losses.detach().float())
 
     def check(self, size: int, ids: Tensor | None, targets: Any) -> None:
@@ -96,7 +97,7 @@ class Feedback:
         expected = self._expected
         if expected and self._root.training and torch.is_grad_enabled() and args and isinstance(args[0], Tensor):
             self._stop_noting()
-            with torch.no_grad(), torch.autocast(args[0].device.type, enabled=False):
+            with aside(args[0].device):
                 self._selector.note(*expected, args[0].detach())
         return original(*args, **kwargs)
 

@@ -61,9 +61,11 @@ class Epoch:
         """(B,) ids to (B,) weights: what was decided in this epoch, 1 where nothing was."""
         if bool((self._weights_N == 1).all()):  # as for most selectors
             return torch.ones(len(ids), device="cpu")
-        weights = dict(zip(self.order[self._retained_N].tolist(), self._weights_N[self._retained_N], strict=True))
-        one = torch.ones((), device="cpu")
-        return torch.stack([weights.get(i, one) for i in ids.tolist()])
+        known_M, at_M = self.order[self._retained_N].sort(stable=True)
+        # Where a sample was drawn twice, the last of its weights.
+        rows_B = torch.searchsorted(known_M, ids.to(torch.int64), right=True).sub_(1).clamp_min_(0)
+        weights_B = self._weights_N[self._retained_N][at_M[rows_B]]
+        return torch.where(known_M[rows_B] == ids, weights_B, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -18,6 +18,7 @@ from ..samplers.weights import Index
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
+from ..selectors.base import aside
 from ..selectors.tools.losses import per_sample
 from ..settings import as_json, from_0, plain_settings, require_same_config
 from ..state.ranks import Ranks
@@ -331,7 +332,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         count = retained_count(size, self._ratios.at(position)) if self.schedule.active(position) else size
         generator = torch.Generator("cpu").manual_seed(seed_of(self.seed, epoch.number, k, _DRAW))
         candidates = self._candidates(ids, generator)
-        with torch.no_grad():
+        with aside(generator.device):
             selection = selector.select(candidates, count) if count < size else None
             selector.learn(candidates, None if selection is None else selection.indices)
         if selection is None:
@@ -361,7 +362,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
             self._largest_lag = max(self._largest_lag, min(behind if self._observed else 0, k + 1))
         for report in self._reports.take(until):
             candidates = self._candidates(report.ids.to(torch.int64), None)
-            with torch.no_grad():
+            with aside(candidates.generator.device):
                 if report.watched is not None:
                     self.selector.note(candidates, None, report.watched)
                 if report.losses is not None:

@@ -11,6 +11,8 @@ from `Selector` for rows that are chosen jointly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
@@ -261,6 +263,14 @@ class OutputRanking(Ranking):
             return cross_entropy(candidates.outputs, candidates.targets).float()
         found = self.loss_fn(candidates.outputs, candidates.targets)
         return per_sample(found, candidates.size, "what loss_fn returns").float()
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """What a selector computes is no part of the training: without a graph, and in full precision, whatever the loop
+    has set around the call."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def retained_rows(values: Tensor, retained: Tensor | None) -> Tensor:
