@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from halfway.lab.comparison.curves import Point, standing
+from halfway.lab.comparison.curves import Point, difference_at
 from halfway.lab.comparison.paired import Difference, difference, residual
-from halfway.lab.comparison.verdict import verdict
 from halfway.lab.files import write_whole
 from halfway.lab.study import claims, ledger, plan
 from halfway.lab.study.gains import Gain, spread
@@ -117,7 +116,7 @@ class Results:
         """To random pruning or fewer steps at the arm's cost."""
         found = self.of(base, arm)
         d = None if found is None else found.score.differences.get(control)  # type: ignore[call-overload]
-        return "" if d is None else _bold(d, verdict(d) != "not told apart")
+        return "" if d is None else _bold(d, d.told_apart)
 
     def to_full(self, base: str, arm: str) -> str:
         """At the arm's own cost, which is lower."""
@@ -126,7 +125,7 @@ class Results:
             return ""
         here = [member for member in self._study.arms[self._stage] if member.base == base and member.entries]
         d = difference(mine.arm.scores, full.arm.scores, spread(here, "scores"))
-        return "" if d is None else _bold(d, verdict(d) != "not told apart")
+        return "" if d is None else _bold(d, d.told_apart)
 
 
 def _bold(d: Difference, told_apart: bool) -> str:
@@ -344,8 +343,8 @@ def paper_at_equal_cost(study: Study) -> str:
         mine, cells = here[f"pfb, p = {p}"], []
         for rival in RIVALS:
             arms = [here["full"], *(here[f"{rival}, p = {q}"] for q in RATIOS)]
-            d = standing(mine.cost, mine.scores, [Point(arm.cost, arm.scores) for arm in arms], pooled)
-            cells.append("" if d is None else _bold(d.difference, verdict(d.difference) != "not told apart"))
+            d = difference_at(mine.cost, mine.scores, [Point(arm.cost, arm.scores) for arm in arms], pooled)
+            cells.append("" if d is None else _bold(d, d.told_apart))
         rows.append([f"p = {p}", f"{mine.cost:.3f}", *cells])
     return markdown(["PFB", "cost", *(f"to {label}" for label in RIVALS.values())], rows)
 

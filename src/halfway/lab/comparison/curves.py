@@ -60,14 +60,21 @@ class Standing:
 
 def standing(cost: float, scores: Scores, points: Sequence[Point], pooled: Residual | None) -> Standing | None:
     """A method beside a control; None if the curve does not reach the method's cost, or they share no seed."""
+    difference = difference_at(cost, scores, points, pooled)
+    points = sorted(points, key=lambda point: point.cost)
+    weights = weights_at(cost, [point.cost for point in points])
+    if difference is None or weights is None:
+        return None
+    return _with_bootstrap(Standing(difference), scores, points, weights)
+
+
+def difference_at(cost: float, scores: Scores, points: Sequence[Point], pooled: Residual | None) -> Difference | None:
+    """A method's score minus that of a control at the same cost; None where `standing` is."""
     points = sorted(points, key=lambda point: point.cost)
     weights = weights_at(cost, [point.cost for point in points])
     if weights is None:
         return None
-    difference = contrast(scores, [(w, p.scores) for w, p in zip(weights, points, strict=True) if w], pooled)
-    if difference is None:
-        return None
-    return _with_bootstrap(Standing(difference), scores, points, weights)
+    return contrast(scores, [(w, p.scores) for w, p in zip(weights, points, strict=True) if w], pooled)
 
 
 def weights_at(cost: float, costs: Sequence[float]) -> list[float] | None:

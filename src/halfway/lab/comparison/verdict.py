@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..recipes.methods import CONTROLS
-from .paired import Difference
+from .paired import LEVEL, Difference
 from .results import Row, rivals
 from .trials import Group
 
@@ -38,14 +38,14 @@ FEW = 6
 
 def verdict(d: Difference) -> Verdict:
     """The word for a difference."""
-    if d.low is None or d.high is None or d.low <= 0 <= d.high:
+    if not d.told_apart:
         return "not told apart"
     return "better" if d.mean > 0 else "worse"
 
 
 def in_family(d: Difference, adjusted_p: float) -> Verdict:
     """The word for one of many differences, given its p value after the correction for their number."""
-    return verdict(d) if adjusted_p < 0.05 else "not told apart"
+    return verdict(d) if adjusted_p < LEVEL else "not told apart"
 
 
 def judged(row: Row) -> Verdict | None:

@@ -6,8 +6,9 @@ A claim of a stage names two arms:
       - {says: better than full data, arm: "pfb, p = 0.3", than: full, paper: "+0.3"}
       - {says: not sensitive to b, arm: "pfb, b = 1", than: "pfb, p = 0.5", within: 1}
 
-It says that the first one scores higher, or, with `within`, that they differ by less than so many points. A claim about
-`within` needs its interval on one side of the margin; an interval that only holds zero reproduces nothing.
+It says that the first one scores higher, or, with `within`, that they differ by less than so many points: reproduced if
+the whole interval lies within that margin, not reproduced if all of it lies outside. An interval that only holds zero
+reproduces nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The controls are random pruning without window and full data for fewer steps, each a curve over the cost that ends in
 full data, see `comparison.curves`. The better one is that with the larger mean at the method's cost. Of two means the
-larger one is a little too large by chance, so that a gain is rather understated.
+larger one is a little too large by chance, so that a gain is rather understated, and a loss rather overstated.
 
 Legend: K points of a curve.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..comparison.curves import FEWEST_POINTS, Point, reached_at, standing, weights_at
+from ..comparison.curves import FEWEST_POINTS, Point, difference_at, reached_at, weights_at
 from ..comparison.paired import Difference, Residual, Scores, residual
 from .arms import Arm
 
@@ -37,15 +37,19 @@ class Equivalent:
     high: float | None
     ends: tuple[float, float]
 
-    @property
-    def sign(self) -> str:
-        """Where the curve ends before the score is reached."""
-        return "≤ " if self.cost <= self.ends[0] else "≥ " if self.cost >= self.ends[1] else ""
-
     def __str__(self) -> str:
-        """0.71 [0.65, 0.80]"""
-        interval = "" if self.low is None or self.high is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.sign}{self.cost:.2f}{interval}"
+        """0.71 [0.65, 0.80]; with a sign where the curve ends before a score is reached: 0.73 [0.54, ≥ 1.00]"""
+        interval = (
+            "" if self.low is None or self.high is None else f" [{self._text(self.low)}, {self._text(self.high)}]"
+        )
+        return f"{self._text(self.cost)}{interval}"
+
+    def sign(self, cost: float) -> str:
+        """Of a cost at an end of the curve, where the score is not reached before."""
+        return "≤ " if cost <= self.ends[0] else "≥ " if cost >= self.ends[1] else ""
+
+    def _text(self, cost: float) -> str:
+        return f"{self.sign(cost)}{cost:.2f}"
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,8 @@ def beside(cost: float, scores: Scores, curves: Curves, pooled: Residual | None)
     mine = {seed: score for seed, score in scores.items() if seed in seeds}
     differences = {}
     for control, (points, _) in reaching.items():
-        if (found := standing(cost, mine, points, pooled)) is not None:
-            differences[control] = found.difference
+        if (found := difference_at(cost, mine, points, pooled)) is not None:
+            differences[control] = found
     if len(differences) < len(CONTROLS):
         return Beside(differences)
     # The method's own mean is the same in both, so the smaller difference is to the larger control.

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-from ..comparison.paired import Difference
+from ..comparison.paired import LEVEL, Difference
 
-LEVEL = 0.05
 POWER = 0.8
 
 K = TypeVar("K", bound=Hashable)

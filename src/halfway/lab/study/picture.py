@@ -133,7 +133,7 @@ def cost_marks(members: Sequence[Gain], names: Sequence[str]) -> dict[str, list[
             continue
         low, high = (found.cost if end is None else end for end in (found.low, found.high))
         x = math.log2(rung[1]) + _dodge(each.arm.name, names)
-        mark = Mark(x, found.cost / own, low / own, high / own, bool(found.sign))
+        mark = Mark(x, found.cost / own, low / own, high / own, bool(found.sign(found.cost)))
         made.setdefault(each.arm.name, []).append(mark)
     return made
 

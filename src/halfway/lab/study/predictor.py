@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..comparison.paired import Difference
+from ..comparison.paired import Difference, with_interval
 from .arms import Arm
 from .gains import Gain, of_ladders
 
@@ -117,22 +117,16 @@ def judge(method: str, by_ladder: dict[str, list[Rung]]) -> list[Judgement]:
                     always=_mean([rung.gain for rung in ladder], len(ladder)),
                     best=statistics.fmean(max(0.0, rung.gain.mean) for rung in ladder),
                     right=sum((rung.gain.mean > 0) == yes for rung, yes in zip(ladder, used, strict=True)),
-                    clear=sum(_is_clear(rung.gain) for rung in ladder),
+                    clear=sum(rung.gain.told_apart for rung in ladder),
                     rungs=len(ladder),
                 )
             )
     return made
 
 
-def _is_clear(d: Difference) -> bool:
-    return d.low is not None and d.high is not None and not d.low <= 0 <= d.high
-
-
 def _mean(used: Sequence[Difference], rungs: int) -> Difference:
     """The mean gain over rungs, where those not used gain nothing. Rungs have runs of their own: errors are
     independent. The degrees of freedom are the fewest of any rung."""
-    from scipy.stats import t
-
     mean = sum(d.mean for d in used) / rungs
     n = sum(d.n for d in used)
     errors = [d.error for d in used if d.error is not None]
@@ -140,5 +134,4 @@ def _mean(used: Sequence[Difference], rungs: int) -> Difference:
     if not used or len(errors) < len(used) or len(dfs) < len(used):
         return Difference(mean, None, None, None, n)
     error = math.sqrt(sum(e**2 for e in errors)) / rungs
-    half = float(t.ppf(0.975, min(dfs))) * error
-    return Difference(mean, error, mean - half, mean + half, n, min(dfs))
+    return with_interval(mean, error, n, min(dfs))

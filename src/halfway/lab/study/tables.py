@@ -37,12 +37,12 @@ NOTES = (
     "pooled over the arms of a recipe and stage. To random, to shorter: random pruning without window, and full "
     "data for fewer steps, each at the arm's own cost (linear in log cost between its runs and full data). Gain: "
     "over that of the two with the larger mean there, r or s; the larger of two means is a little too large by "
-    "chance, so gains are rather understated. Could be seen: half the width of the gain's interval / the true "
-    "difference that is found with a probability of 0.8. Equivalent cost: the least cost at which the better "
-    "control reaches the arm's score, and the ends of the gain's interval; ≤ and ≥ where its curve ends, none where "
-    "it scores no more with all data. Test loss: the same with the sign turned, so that more is better; its better "
-    "control is its own. Verdicts other "
-    "than on the primary family are exploratory: one in twenty comes about by chance."
+    "chance, so gains are rather understated and losses overstated. Could be seen: half the width of the gain's "
+    "interval / the true difference that is found with a probability of 0.8. Equivalent cost: the least cost at "
+    "which the better control reaches the arm's score, and the ends of the gain's interval; ≤ and ≥ where its curve"
+    " ends, none where it scores no more with all data. Test loss: the same with the sign turned, so that more is "
+    "better; its better control is its own. Verdicts other than on the primary family are exploratory: one in "
+    "twenty comes about by chance."
 )
 
 
