@@ -73,6 +73,24 @@ def test_all_ranks_remember_what_all_of_them_saw(selector: str) -> None:
         assert set(known) == {i for steps in (*steps_0, *steps_1) for i in steps}
 
 
+def _saved_by_one(rank: int) -> Any:
+    batches = halfway.PrunedBatchSampler(
+        DistributedSampler(data(), 2, rank), B, 0.5, selector="auto", targets=data().tensors[1], timeout=10
+    )
+    model = net()
+    train(batches, model, range(1))
+    state = copy.deepcopy(batches.state_dict()) if rank == 0 else None
+    torch.distributed.barrier()  # the other rank comes to its next epoch only when the first one has saved
+    train(batches, model, range(1, 2))
+    return state, copy.deepcopy(batches.state_dict()["selector"])
+
+
+def test_at_the_end_of_an_epoch_one_rank_can_save_alone() -> None:
+    (state, last), (_, other) = processes.run(2, _saved_by_one)
+    assert (state["selector"]["times"] > 0).sum() == N // 2, "half of the samples of both ranks"
+    torch.testing.assert_close(last, other, rtol=0, atol=0, equal_nan=True)
+
+
 def _stopped(rank: int, path: str) -> Any:
     batches, model = sampler(rank, "last_loss"), net()
     steps = train(batches, model, range(3), stop=4)

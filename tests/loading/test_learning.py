@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -237,6 +238,25 @@ def test_losses_that_never_come_are_warned_about() -> None:
     with pytest.warns(UserWarning, match=r"call batches\.observe\(ids, losses\)"):
         list(batches)
     list(batches)  # once
+
+
+def test_losses_that_came_before_a_run_was_resumed_are_not_missed() -> None:
+    first = halfway.PrunedBatchSampler(data(), B, 0.5, selector="last_loss")
+    first.set_epoch(0)
+    for batch in first:
+        first.observe(torch.tensor(batch), torch.ones(len(batch)))
+    second = halfway.PrunedBatchSampler(data(), B, 0.5, selector="last_loss")
+    second.load_state_dict(first.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second.set_epoch(1)
+
+
+def test_narrow_ids_reach_a_memory_that_is_larger_than_their_type() -> None:
+    batches = halfway.PrunedBatchSampler(data(), B, 0.5, selector="last_loss")
+    for end in (20_000, 30_000, 32_767):  # the memory grows by doubling, beyond what 16 bits hold
+        batches.observe(torch.tensor([1, end - 1], dtype=torch.int16), torch.ones(2))
+    assert batches.state_dict()["selector"]["losses"].isfinite().sum() == 4
 
 
 def test_a_selector_that_learns_from_the_model_must_be_shown_it() -> None:

@@ -6,7 +6,14 @@ import copy
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import halfway
 from halfway.samplers import InfoBatch, WithWeights
@@ -178,6 +185,21 @@ def test_targets_go_to_a_selector_that_looks_at_classes() -> None:
     list(batches_of(selector=Looks(), targets=targets.tolist()))
     for ids, found in seen:
         assert torch.equal(found, targets[ids])
+
+
+@pytest.mark.parametrize(
+    "source", [data(), RandomSampler(data()), DistributedSampler(data(), 2, 0)], ids=["data set", "sampler", "ranks"]
+)
+def test_targets_of_another_data_set_are_refused(source) -> None:
+    with pytest.raises(ValueError, match=f"there are {N + 50} targets and {N} samples"):
+        batches_of(source, selector="class_balanced", targets=torch.zeros(N + 50, dtype=torch.int64))
+
+
+def test_an_id_without_a_target_is_an_error_that_names_it() -> None:
+    targets = torch.zeros(50, dtype=torch.int64)
+    source = SubsetRandomSampler(range(60))  # which does not say what it samples from
+    with pytest.raises(ValueError, match=r"there is the id 5\d, but targets= holds the classes of 50 samples"):
+        list(batches_of(source, selector="class_balanced", targets=targets))
 
 
 def test_every_rank_of_a_distributed_sampler_draws_from_its_own_samples() -> None:

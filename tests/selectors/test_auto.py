@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from halfway import ForwardBlocker
+from halfway import ForwardBlocker, Schedule
 from halfway.selectors import Auto, LastLossProportional, Random
 from tests.helpers.draws import generator, within
 from tests.helpers.remembered import Net, candidates, through_a_file
@@ -86,14 +86,39 @@ def test_stats_say_what_it_does_and_why():
     blocker(x, y, ids=ids)
     told = blocker.stats
     assert told.explanation == (
-        f"draws by capped losses: {told.diagnostics['learned']:.0%} of the samples are learned (losses decide from 60% "
-        f"on), after {told.diagnostics['times']:.1f} trainings on each (and up to 6)"
+        f"draws by capped losses: {told.diagnostics['learned']:.1%} of the samples trained on so far are learned "
+        f"(losses decide from 60% on), after {told.diagnostics['times']:.2f} trainings on each (and up to 6)"
     )
     assert told.diagnostics["learned"] >= 0.6
     assert "explanation" not in told.as_dict()
     other = ForwardBlocker(Net(), None, 0.5, selector="random")
     other(x, y)
     assert other.stats.explanation == ""
+
+
+def test_outside_the_schedule_and_from_a_state_nothing_is_explained():
+    blocker = ForwardBlocker(net := Net(), None, 0.5, selector="auto", schedule=Schedule(0, 1))
+    x, y, ids = torch.randn(16, 5), torch.arange(16) % 4, torch.arange(16)
+    for epoch in (0, 1):
+        blocker.set_epoch(epoch)
+        x_S, _ = blocker(x, y, ids=ids)
+        net(x_S)
+        blocker.observe(torch.full((len(x_S),), 0.1))
+        assert bool(blocker.stats.explanation) == (epoch == 0)
+        if epoch == 0:
+            state = through_a_file(blocker.state_dict())
+    blocker.load_state_dict(state)
+    assert blocker.stats.explanation == ""
+    assert blocker.stats.diagnostics == {}
+
+
+def test_a_sample_that_comes_several_times_in_a_batch_was_trained_on_as_often():
+    selector = Auto()
+    twice = candidates(torch.tensor([3, 5, 3, 3, 1]), targets=CLASSES[:5])
+    for _ in range(2):
+        selector.observe(twice, torch.tensor([0, 2, 3, 4]), torch.full((4,), 0.1))
+    chosen(selector)
+    assert selector.diagnostics()["times"] == (6 + 2) / 2
 
 
 def trained(selector, steps=12):
@@ -124,6 +149,9 @@ def test_training_that_underfits_is_bit_identical_to_random_pruning():
 def test_its_state_travels():
     first, second = having(MOSTLY, 3, num_samples=10), Auto(num_samples=10)
     second.load_state_dict(through_a_file(first.state_dict()))
+    second.select(candidates(torch.arange(10), targets=CLASSES), 4)
+    second.load_state_dict(through_a_file(first.state_dict()))
+    assert second.diagnostics() == {}, "figures are of choices of its own"
     assert torch.equal(chosen(first).importance, chosen(second).importance)
     assert first.diagnostics() == second.diagnostics()
     assert Auto(times=3).config() != Auto().config()

@@ -243,6 +243,37 @@ def test_free_rows_of_a_message_change_nothing_and_errors_reach_all_ranks():
         assert "the id 10" in error
 
 
+# The sizes of the batches of two ranks, step by step: longer ones come on one rank alone, then on the other.
+UNEVEN = [(3, 3), (11, 3), (3, 3), (2, 20), (2, 3), (7, 1), (0, 2), (1, 1), (1, 1), (1, 1), (1, 1)]
+
+
+def overflow(rank, num_samples):
+    ranks, memory = Ranks(timeout=20), SampleMemory(2, num_samples)
+    written = {}
+    for step, sizes in enumerate(UNEVEN):
+        # Ids of its own, so that it does not matter in which message they come.
+        ids = torch.arange(sizes[rank]) * 2 + rank
+        values = torch.full((len(ids), 2), float(step))
+        memory.write(ids, values, ranks, batch_size=len(ids))
+        written.update(dict.fromkeys(ids.tolist(), float(step)))
+        if step == 2:
+            early = memory.values.clone()
+    return memory.values, written, early
+
+
+@pytest.mark.parametrize("num_samples", [None, 40])
+def test_batches_that_outgrow_the_messages_on_one_rank_come_later_and_whole(num_samples):
+    found = processes.run(2, overflow, num_samples)
+    (first, written, early), (second, others, _) = found
+    assert same(first, second)
+    expected = torch.full_like(first, NAN)
+    for id, step in {**written, **others}.items():
+        expected[id] = step
+    assert same(first, expected)
+    known = ~early[:, 0].isnan()
+    assert known.sum() < 14, "of 11 + 3 samples some must have waited, or this tests nothing"
+
+
 def never(rank):
     ranks, memory = Ranks(timeout=5), SampleMemory()
     waited = ranks.send_nothing()  # nothing was ever written: nothing waits

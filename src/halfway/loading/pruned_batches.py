@@ -24,7 +24,7 @@ from ..settings import as_json, from_0, plain_settings, require_same_config
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
 from .epoch import Epoch
-from .refusals import checked_source, checked_targets, needing_nothing
+from .refusals import checked_source, checked_targets, needing_nothing, targets_of
 from .reports import Report, Reports
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self.lag = lag
         self.last = None
         self._source = checked_source(sampler)
-        self._targets = checked_targets(targets, self.selector)
+        self._targets = checked_targets(targets, self.selector, self._source)
         self._counters = Counters()
         self._reports = Reports()
         self._epoch: Epoch | None = None
@@ -197,6 +197,8 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self._observed = True
         if self._takes_reports:
             self._reports.add(Report(ids, None if losses is None else losses.float(), watched))
+            if self._epoch is not None and self._reports.arrived == self._epoch.batches:
+                self._learn(None)  # here, where all ranks come by, and not when one of them saves
 
     def watch(self, model: nn.Module) -> None:
         """For a selector that learns from what enters a layer of the model (`balanced_remembered`): once, before the
@@ -234,7 +236,8 @@ class PrunedBatchSampler(Sampler[list[int]]):
     def stats(self) -> Stats:
         """What pruning has done in the batches drawn so far. May wait for the device; raises what went wrong there."""
         self.selector.check()
-        return Stats.of(self._counters, self.selector.diagnostics(), self.selector.explanation(), lag=self._largest_lag)
+        doing = "" if self.last is None else self.selector.explanation()
+        return Stats.of(self._counters, self.selector.diagnostics(), doing, lag=self._largest_lag)
 
     @property
     def prune_ratio(self) -> float:
@@ -301,6 +304,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self._reports.load_state_dict(state["reports"])
         self._largest_lag = int(state["lag"])
         self._epoch, self._skip, self._finished, self.last = epoch, 0, False, None
+        self._observed = self._reports.arrived > 0
         self._ranks.forget_senders()
         self._loaded_untouched = progress
 
@@ -374,7 +378,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         return self.selector.wants_losses != "no" or self._watching is not None
 
     def _candidates(self, ids: Tensor, generator: torch.Generator | None) -> Candidates:
-        targets = None if self._targets is None else self._targets[ids]
+        targets = None if self._targets is None else targets_of(self._targets, ids)
         generator = generator or torch.Generator("cpu")
         return Candidates(len(ids), generator, ids=ids, targets=targets, ranks=self._ranks)
 

@@ -43,8 +43,8 @@ def checked_source(source: Any) -> Any:
     )
 
 
-def checked_targets(targets: Any, selector: Selector) -> Tensor | None:
-    """(N,) on the CPU, for a selector that looks at classes."""
+def checked_targets(targets: Any, selector: Selector, source: Any) -> Tensor | None:
+    """(N,) on the CPU, for a selector that looks at classes. As many as the data set has samples, if it can be seen."""
     if targets is None:
         if selector.wants_targets == "required":
             raise ValueError(
@@ -56,4 +56,23 @@ def checked_targets(targets: Any, selector: Selector) -> Tensor | None:
         raise ValueError(
             f"targets must hold one class per sample of the data set, shape (N,), got {tuple(found.shape)}"
         )
+    dataset = source
+    if isinstance(source, Sampler):  # those of torch hold the data set by one of these names
+        dataset = getattr(source, "data_source", getattr(source, "dataset", None))
+    if isinstance(dataset, Sized) and len(dataset) != len(found):
+        raise ValueError(
+            f"there are {len(found)} targets and {len(dataset)} samples: pass one for each sample of the data set, in "
+            "its order (of a Subset those of its own samples)"
+        )
     return None if selector.wants_targets == "no" else found
+
+
+def targets_of(targets_N: Tensor, ids: Tensor) -> Tensor:
+    """(B,) of the samples `ids` (B,)."""
+    outside = (ids < 0) | (ids >= len(targets_N))
+    if outside.any():
+        raise ValueError(
+            f"there is the id {int(ids[outside][0])}, but targets= holds the classes of {len(targets_N)} samples: ids "
+            "are positions in the data set, and targets has one class for each"
+        )
+    return targets_N[ids]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
+
+from ..state.host_copy import HostCopy
 
 
 class Report(NamedTuple):
@@ -31,23 +32,17 @@ class Reports:
 
     def __init__(self) -> None:
         self.arrived = 0
-        self._waiting: deque[tuple[Report, list[Any]]] = deque()
+        self._waiting: deque[list[HostCopy | None]] = deque()
 
     def add(self, report: Report) -> None:
-        events: list[Any] = []
-        ids, losses, watched = (None if t is None else _to_host(t, events) for t in report)
-        assert ids is not None
-        self._waiting.append((Report(ids, losses, watched), events))
+        self._waiting.append(_copied(report))
         self.arrived += 1
 
     def take(self, until: int | None = None) -> list[Report]:
         """The reports that were not taken yet, up to the first `until` of the epoch; None: all that have arrived."""
         taken = []
         while self._waiting and (until is None or self.arrived - len(self._waiting) < until):
-            report, events = self._waiting.popleft()
-            for event in events:
-                event.synchronize()
-            taken.append(report)
+            taken.append(_on_host(self._waiting.popleft()))
         return taken
 
     def new_epoch(self) -> None:
@@ -55,25 +50,18 @@ class Reports:
         self.arrived = 0
 
     def state_dict(self) -> dict[str, Any]:
-        waiting = []
-        for report, events in self._waiting:
-            for event in events:
-                event.synchronize()
-            waiting.append(report._asdict())
-        return {"arrived": self.arrived, "waiting": waiting}
+        return {"arrived": self.arrived, "waiting": [_on_host(copies)._asdict() for copies in self._waiting]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.arrived = int(state["arrived"])
-        self._waiting = deque((Report(**report), []) for report in state["waiting"])
+        self._waiting = deque(_copied(Report(**report)) for report in state["waiting"])
 
 
-def _to_host(t: Tensor, events: list[Any]) -> Tensor:
-    """A copy on the host, complete once the event that is added to `events` has happened."""
-    t = t.detach()
-    if t.device.type == "cpu":
-        return t.clone()  # the caller's may be overwritten before it is looked at
-    copy = torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True).copy_(t, non_blocking=True)
-    event = torch.get_device_module(t.device).Event()
-    event.record()
-    events.append(event)
-    return copy
+def _copied(report: Report) -> list[HostCopy | None]:
+    return [None if t is None else HostCopy(t) for t in report]
+
+
+def _on_host(copies: list[HostCopy | None]) -> Report:
+    ids, losses, watched = (None if each is None else each.value() for each in copies)
+    assert ids is not None
+    return Report(ids, losses, watched)

@@ -6,6 +6,7 @@ Shape suffixes: N samples of the data set, B candidates, S retained.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ _LEARNED_BELOW = math.log(2)
 
 
 class Auto(Selector):
-    """Draws at random, and by capped losses as long as most samples are learned and none has been seen often.
+    """Draws at random, and by capped losses as long as most samples are learned and were trained on a few times.
 
     What: two figures decide about each step, both of the samples that were trained on so far: the share whose last
         loss was below ln 2, and how often each was trained on, in the mean. If the share is at least `learned` and the
@@ -72,6 +73,9 @@ class Auto(Selector):
         self._losses = self.remember("losses", LastLosses(num_samples))
         self._times = self.remember("times", SampleMemory(1, num_samples, unknown=0.0))
         self._classes = ClassTargets(self)
+        self._forget_choices()
+
+    def _forget_choices(self) -> None:
         self._steps, self._steps_by_loss = 0, torch.zeros((), dtype=torch.int64, device="cpu")
         self._figures: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -88,8 +92,14 @@ class Auto(Selector):
     def observe(self, candidates: Candidates, retained: Tensor | None, losses: Tensor) -> None:
         self._losses.observe(candidates, retained, losses)
         ids_S = retained_rows(candidates.required_ids.to(losses.device, non_blocking=True), retained)
-        times_S1 = self._times.read(ids_S, losses.device) + 1
-        self._times.write(ids_S, times_S1, candidates.ranks, candidates.size, among=candidates.required_ids)
+        sorted_S = ids_S.sort().values  # a sample may come several times, augmented in as many ways
+        more_S = torch.searchsorted(sorted_S, ids_S, right=True) - torch.searchsorted(sorted_S, ids_S)
+        times_S = self._times.read(ids_S, losses.device).squeeze(1) + more_S
+        self._times.write(ids_S, times_S, candidates.ranks, candidates.size, among=candidates.required_ids)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._forget_choices()
 
     def check(self) -> None:
         super().check()
@@ -108,8 +118,8 @@ class Auto(Selector):
         learned, times, pays = (each.item() for each in self._figures)
         how = "by capped losses" if pays else "at random"
         return (
-            f"draws {how}: {learned:.0%} of the samples are learned (losses decide from {self.learned:.0%} on), after "
-            f"{times:.1f} trainings on each (and up to {self.times:g})"
+            f"draws {how}: {learned:.1%} of the samples trained on so far are learned (losses decide from "
+            f"{self.learned:.0%} on), after {times:.2f} trainings on each (and up to {self.times:g})"
         )
 
     def _pays(self, device: torch.device) -> Tensor:

@@ -2,5 +2,5 @@
 sample.
 
 Begin with `estimator`. Selectors and samplers hold it, `online_head` and `sample_memory`; through `ranks` the processes
-agree; `files` is how states are written.
+agree; `files` is how states are written, `flags` and `host_copy` bring values from the device without a wait.
 """

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..settings import plain_settings
 from .flags import StickyFlag
+from .host_copy import HostCopy
 from .ranks import ALONE, PendingSum, Ranks
 
 # A memory does not grow beyond this many samples: larger ids are hashes, not positions.
@@ -40,7 +41,10 @@ class SampleMemory:
         self.unknown = unknown
         self._values_NW = torch.full((num_samples or 0, width), unknown, device="cpu", dtype=torch.float32)
         self._pending: PendingSum | None = None
+        # Rows of a message, for each rank; what had no room; and what room the ranks have asked for in the last two.
         self._room = 0
+        self._late = self._nothing()
+        self._asked: list[HostCopy] = []
         self._refused = StickyFlag()
 
     def __len__(self) -> int:
@@ -56,6 +60,7 @@ class SampleMemory:
         """The rows (B, W) of `ids` (B,), on `device` (default: the device of the ids)."""
         self.settle()
         device = device or ids.device
+        ids = _int64(ids)
         if self._values_NW.device != device:
             self._values_NW = self._values_NW.to(device)
         if self.num_samples is not None:
@@ -76,14 +81,17 @@ class SampleMemory:
         finite are written as unknown. With several ranks only the first call waits for the others; after that
         `settle` waits when the memory is needed.
 
+        Messages between ranks have room for the largest first batch of any rank. What does not fit comes with the next
+        ones, which soon have room for it: every message says what its rank would need. (Rows still waiting are no part
+        of a state.)
+
         Args:
-            batch_size: the size of the batch the ids were chosen from. Messages between ranks have room for the largest
-                first batch of any rank. Later batches may be smaller; larger ones must come on all ranks at once.
+            batch_size: the size of the batch the ids were chosen from.
             among: ids that `ids` were taken from. If they are on the CPU, a single rank's memory grows by these, for
                 which no device is waited.
         """
         self.settle()
-        _check_type(ids)
+        ids = _int64(ids)
         values = values.detach().reshape(len(ids), self.width).to(torch.float32)
         values = torch.where(values.isfinite(), values, self.unknown)
         if self._values_NW.device != values.device:
@@ -93,12 +101,16 @@ class SampleMemory:
             if len(ids):
                 self._put(self._rows(ids), values)
             return
-        self._make_room(max(len(ids), batch_size), ranks, values.device)
-        # float64 is exact for ids and values alike. The first column marks the rows that are in use.
-        offer = values.new_zeros(ranks.size, self._room, self.width + 2, dtype=torch.float64)
-        offer[ranks.rank, : len(ids), 0] = 1
-        offer[ranks.rank, : len(ids), 1] = ids.to(offer)
-        offer[ranks.rank, : len(ids), 2:] = values.to(offer)
+        # float64 is exact for ids and values alike.
+        new = torch.cat([ids.to(values.device, torch.float64).unsqueeze(1), values.to(torch.float64)], 1)
+        rows = torch.cat([self._late.to(values.device), new])
+        self._make_room(max(len(rows), batch_size), ranks, values.device)
+        sent, self._late = rows.split([min(len(rows), self._room), max(0, len(rows) - self._room)])
+        # The first row says what room this rank needs, the first column marks the others that are in use.
+        offer = values.new_zeros(ranks.size, 1 + self._room, self.width + 2, dtype=torch.float64)
+        offer[ranks.rank, 0, 0] = len(rows)
+        offer[ranks.rank, 1 : 1 + len(sent), 0] = 1
+        offer[ranks.rank, 1 : 1 + len(sent), 1:] = sent
         self._pending = ranks.sum(offer, self)
 
     def send_nothing(self, ranks: Ranks) -> None:
@@ -106,18 +118,25 @@ class SampleMemory:
         self.write(torch.zeros(0, dtype=torch.int64, device="cpu"), self._values_NW[:0], ranks)
 
     def _make_room(self, size: int, ranks: Ranks, device: torch.device) -> None:
+        """The same on all ranks, so it goes by what they have told each other."""
         if not self._room:
             sizes = torch.zeros(ranks.size, dtype=torch.int64, device=device)
             sizes[ranks.rank] = size
-            size = int(ranks.sum(sizes).wait().max())
-        self._room = max(self._room, size)
+            self._room = int(ranks.sum(sizes).wait().max())
+        if len(self._asked) > 1:  # by the message before the last, which has reached the host by now
+            self._room = max(self._room, int(self._asked.pop(0).value()))
+
+    def _nothing(self) -> Tensor:
+        return torch.zeros(0, 1 + self.width, dtype=torch.float64, device="cpu")
 
     def settle(self) -> None:
         """Wait for what the ranks have sent each other, and store it."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        rows = pending.wait().flatten(0, 1)
+        messages = pending.wait()
+        self._asked.append(HostCopy(messages[:, 0, 0].amax()))
+        rows = messages[:, 1:].flatten(0, 1)
         # So that no shape depends on data, unused rows repeat the last one in use (any other might be out of date). If
         # none is in use, they write what is there already.
         used, ids = rows[:, 0] == 1, rows[:, 1].to(torch.int64)
@@ -136,7 +155,7 @@ class SampleMemory:
 
     def _rows(self, ids: Tensor) -> Tensor:
         """The ids as row numbers on the memory's device."""
-        _check_type(ids)
+        ids = _int64(ids)
         outside = (ids < 0) | (ids >= len(self._values_NW))
         if _on_host(ids):
             if outside.any():
@@ -144,7 +163,7 @@ class SampleMemory:
         else:  # reported by `check`, so that nothing waits for the device here
             self._refused.note(outside.any())
             ids = ids.clamp(0, len(self._values_NW) - 1)
-        return ids.to(self._values_NW.device, torch.int64, non_blocking=True)
+        return ids.to(self._values_NW.device, non_blocking=True)
 
     def check(self) -> None:
         """Raise if an id on the device was out of range. May wait for the device."""
@@ -178,7 +197,7 @@ class SampleMemory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._values_NW = self.checked(state)
-        self._pending = None
+        self._pending, self._late, self._asked = None, self._nothing(), []
 
     def checked(self, state: dict[str, Any]) -> Tensor:
         """The values (N, W) float32 in a state; an error if it does not fit this memory."""
@@ -194,6 +213,8 @@ def _on_host(ids: Tensor) -> bool:
     return ids.device.type == "cpu"
 
 
-def _check_type(ids: Tensor) -> None:
+def _int64(ids: Tensor) -> Tensor:
+    """Whole numbers; a narrow type could not be compared with the size of a memory."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"ids must be whole numbers (torch.int64), the samples' positions, not {ids.dtype}")
+    return ids.to(torch.int64)
