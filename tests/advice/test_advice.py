@@ -80,6 +80,51 @@ def test_the_users_model_optimizer_loader_and_generators_are_left_as_they_were()
         assert torch.equal(now["state"][i]["momentum_buffer"], entry["momentum_buffer"])
 
 
+class Tempered(nn.Module):
+    """A loss with a parameter and a count of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(outputs * self.temperature, y)
+
+
+def test_a_loss_with_parameters_is_left_as_it_was_and_trained_in_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            trained.append(self.param_groups[0]["params"][-1].grad)
+            return super().step(closure)
+
+    model, loss_fn = net(), Tempered()
+    optimizer = Watched([*model.parameters(), *loss_fn.parameters()], lr=0.1)
+    advise(model, pairs(), epochs=5, optimizer=optimizer, loss_fn=loss_fn, seconds=8)
+    assert loss_fn.temperature.grad is None
+    assert loss_fn.temperature.item() == 1
+    assert float(loss_fn.calls) == 0
+    assert any(gradient is not None and float(gradient) != 0 for gradient in trained)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_loss_that_holds_the_model_itself_leaves_no_gradient_on_it(before: bool) -> None:
+    model = net()
+    expected = [torch.full_like(p, 0.5) if before else None for p in model.parameters()]
+    for p, gradient in zip(model.parameters(), expected, strict=True):
+        p.grad = None if gradient is None else gradient.clone()
+
+    def loss_fn(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y) + sum(p.square().sum() for p in model.parameters())
+
+    advise(model, pairs(), epochs=5, loss_fn=loss_fn, seconds=8)
+    for p, gradient in zip(model.parameters(), expected, strict=True):
+        assert p.grad is None if gradient is None else torch.equal(p.grad, gradient)  # type: ignore[arg-type]
+
+
 def test_regime_costs_and_savings_come_from_the_trials() -> None:
     found = advised()
     assert found.costs.random_time == pytest.approx(0.5, rel=0.01)
@@ -176,6 +221,38 @@ def test_a_method_that_needs_ids_is_not_for_a_stream_and_none_is_for_targets_tha
     assert "the unit" not in str(advised(known))
 
 
+def test_whole_numbers_to_regress_on_are_no_classes_and_a_single_logit_for_two_is() -> None:
+    known = everywhere(1.0, "last_loss_hard")
+    model = nn.Linear(4, 1)
+    given: dict[str, Any] = {"epochs": 5, "seconds": 8, "evidence": known}
+    counts = [(x, 20 * y) for x, y in pairs()]
+    found = advise(model, counts, loss_fn=lambda out, y: (out.squeeze(1) - y).square(), **given)
+    text = " ".join(str(found).split())
+    assert "All evidence is on the classification of images" in text
+    assert "depends on the unit of the targets" in text
+    assert "classes are uneven" not in text
+
+    def binary(out: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(out.squeeze(1), y.float(), reduction="none")
+
+    found = advise(model, pairs(classes=2), loss_fn=binary, **given)
+    assert "All evidence is on" not in str(found)
+
+
+def test_a_stream_is_loaded_whole_whatever_is_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowStream(Unsized):
+        def __iter__(self) -> Any:
+            for each in super().__iter__():
+                Ticking.time += 40
+                yield each
+
+    found = advised(everywhere(1.0, "no"), loader=DataLoader(SlowStream(), 8), seconds=40000)
+    assert found.costs.waiting > 0.9
+    assert found.recommendation.kind == "fewer epochs"
+    assert "PrunedBatchSampler" not in str(found)
+    assert "the samples of a stream are read in any case" in " ".join(str(found).split())
+
+
 class Unsized(IterableDataset):  # type: ignore[type-arg]
     """A stream that has a length, but no positions."""
 
@@ -209,6 +286,17 @@ def test_where_loading_takes_the_time_it_is_pruned_before_loading() -> None:
     assert found.recommendation.time == pytest.approx(0.5, rel=0.02)
     assert "halfway.PrunedBatchSampler(dataset, batch_size, 0.5, selector=" in found.lines
     assert "80% of the time was spent on waiting for data" in str(found)
+
+
+def test_batches_in_half_precision_are_read_under_the_autocast_of_the_training() -> None:
+    half = [(x.bfloat16(), y) for x, y in pairs()]
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert advise(model, half, epochs=3, seconds=8, autocast=torch.bfloat16).at is not None
+
+
+def test_a_last_batch_of_two_is_not_timed_where_half_of_it_would_be_one() -> None:
+    ((x, y),) = pairs(batches=1)
+    advised(loader=[(x, y), (x[:2], y[:2])])
 
 
 def test_the_cut_that_is_timed_is_the_one_asked_for_or_a_usual_one() -> None:
@@ -252,6 +340,13 @@ def test_the_evidence_of_the_package_is_used_without_another() -> None:
 # ------------------------------------------------------------------------ refusals
 
 
+class Rateless(torch.optim.Optimizer):
+    """Finds its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": None})
+
+
 class NoParameters(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -286,6 +381,11 @@ class NoParameters(nn.Module):
         ({"loader": [(x / 0, y) for x, y in pairs()]}, "the inputs of the first batch hold NaN or inf"),
         ({"loader": pairs(classes=9)}, "has 3 outputs, but a target is class 8"),
         ({"loader": pairs(classes=9), "loss_fn": nn.CrossEntropyLoss()}, "has 3 outputs, but a target is class 8"),
+        (
+            {"optimizer": lambda parameters: torch.optim.LBFGS(parameters)},
+            r"step\(closure\).* such as torch.optim.AdamW",
+        ),
+        ({"optimizer": lambda parameters: Rateless(parameters)}, "this Rateless has no learning rate"),
         ({"optimizer": lambda parameters: None}, "must return a torch.optim.Optimizer, got a NoneType"),
         ({"autocast": "bf16"}, "autocast must be a torch.dtype such as torch.bfloat16, got 'bf16'"),
         ({"clip_norm": 0}, "clip_norm must be more than 0"),

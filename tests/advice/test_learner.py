@@ -48,6 +48,43 @@ def test_a_copy_of_a_model_with_a_blocker_sees_whole_batches() -> None:
         assert torch.equal(mine, theirs)
 
 
+class Lookahead(torch.optim.SGD):
+    """Keeps settings on itself, which a copy by PyTorch leaves out, and needs them in a step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.every, self.slow = 2, [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        self.every += 1
+        self.slow[0].add_(1)
+        return super().step(closure)
+
+
+def test_an_optimizer_is_copied_with_what_a_subclass_has_set_on_it() -> None:
+    model = net()
+    optimizer = Lookahead(model.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # puts a step on the instance that must stay the old one's
+    learner = Setup(model, optimizer, F.cross_entropy, CPU).learner()
+    slow, weights = optimizer.slow[0].clone(), [p.clone() for p in model.parameters()]
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    learner.step(pairs()[0], 1.0)
+    assert learner.optimizer.every == 3  # type: ignore[attr-defined]
+    assert optimizer.every == 2
+    assert torch.equal(optimizer.slow[0], slow)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), weights, strict=True))
+    assert not all(torch.equal(p, old) for p, old in zip(learner.model.parameters(), before, strict=True))
+
+
+def test_samples_without_a_label_have_no_plain_loss() -> None:
+    learner = Setup(net(), None, F.cross_entropy, CPU).learner()
+    x, y = pairs()[0]
+    y = torch.where(torch.arange(8) < 5, -100, y)
+    for loss_fn in (F.cross_entropy, torch.nn.CrossEntropyLoss()):
+        _, plain_B = losses(learner.model(x), y, loss_fn)
+        assert plain_B.isnan().tolist() == [True] * 5 + [False] * 3
+
+
 def test_gradients_are_clipped_as_torch_does() -> None:
     model, (batch, *_) = net(), pairs()
     learner = setup(model, optimizer=lambda p: torch.optim.SGD(p, lr=1.0), clip_norm=0.01).learner()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from halfway.advice.evidence import Evidence, read
@@ -96,17 +98,29 @@ def test_nothing_that_holms_correction_refused_is_recommended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("selector", "needs", "kind"),
+    ("selector", "ids", "classes", "kind"),
     [
-        ("last_loss_hard", {"ids": False}, "random"),
-        ("infobatch", {"ids": False}, "random"),
-        ("early_exit", {"ids": False}, "method"),
-        ("early_exit", {"classes": False}, "random"),
+        ("last_loss_hard", False, True, "random"),
+        ("infobatch", False, True, "random"),
+        ("early_exit", False, True, "method"),
+        ("early_exit", True, False, "random"),
     ],
 )
-def test_a_method_must_have_what_it_needs(selector: str, needs: dict[str, bool], kind: str) -> None:
+def test_a_method_must_have_what_it_needs(selector: str, ids: bool, classes: bool, kind: str) -> None:
     known = evidence(rung("a", 0.8, *controls(1.0), method(selector, WINS)))
-    assert recommend(SATURATES, CHEAP, known, **needs).kind == kind
+    assert recommend(SATURATES, replace(CHEAP, ids=ids), known, classes=classes).kind == kind
+
+
+def test_loading_is_saved_only_where_samples_can_be_left_out() -> None:
+    known = evidence(rung("a", 0.8, *controls(1.0)))
+    costs = Costs(0.5, random_time=0.5, waiting=0.9)
+    assert recommend(SATURATES, costs, known).kind == "random"
+    assert costs.time(None) == pytest.approx(0.5)
+    stream = replace(costs, ids=False)
+    assert stream.time(None) == pytest.approx(0.9 + 0.1 * 0.5)
+    assert recommend(SATURATES, replace(stream, waiting=0.95), known).kind == "fewer epochs"
+    assert stream.waits
+    assert not stream.before_loading
 
 
 def test_only_the_rungs_between_the_bounds_count_and_a_method_must_win_on_all_of_them() -> None:

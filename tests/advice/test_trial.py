@@ -92,6 +92,14 @@ def test_a_loss_is_small_below_a_tenth(probability: float, share: float) -> None
     assert passes(loader, model=model, rate=0.0)[0].small == pytest.approx(share)
 
 
+def test_samples_without_a_label_are_left_out() -> None:
+    model = frozen([0.95, 0.05])
+    batches = [(torch.zeros(4, 4), torch.tensor([0, 0, 1, -100])), (torch.zeros(2, 4), torch.tensor([-100, -100]))]
+    trial, _ = passes(batches, model=model, rate=0.0)
+    assert trial.small == pytest.approx(2 / 3)
+    assert trial.loss == pytest.approx(-(2 * math.log(0.95) + math.log(0.05)) / 3, rel=1e-5)
+
+
 def test_only_the_last_tenth_of_the_steps_counts() -> None:
     def learnable(count: int) -> Iterator[tuple[Tensor, Tensor]]:
         draw = torch.Generator().manual_seed(1)

@@ -69,12 +69,14 @@ class Own(Dataset):  # type: ignore[type-arg]
 
     def __init__(self) -> None:
         self.rng, self.noise = np.random.default_rng(3), torch.Generator().manual_seed(3)
+        self.older, self.python = np.random.RandomState(3), random.Random(3)
 
     def __len__(self) -> int:
         return 24
 
     def __getitem__(self, i: int) -> Tensor:
-        return torch.tensor([i, self.rng.random(), float(torch.rand((), generator=self.noise))])
+        drawn = self.rng.random(), self.older.rand(), self.python.random()
+        return torch.tensor([i, *drawn, float(torch.rand((), generator=self.noise))])
 
 
 LOADERS = {

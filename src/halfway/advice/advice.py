@@ -21,11 +21,11 @@ from ..settings import number, share
 from . import classes, paste, words
 from . import evidence as known
 from .evidence import Evidence
-from .learner import Batch, MakeOptimizer, Setup, called, is_classes, losses
+from .learner import Batch, Learner, MakeOptimizer, Setup, called, check_optimizer, is_classes, losses, plain
 from .recommend import Costs, Recommendation, Regime, recommend
 from .timing import CUT, RANDOM, relative_times
 from .trial import Clock, Stream, Trial, fewer_images, fewer_passes
-from .untouched import untouched
+from .untouched import gradients_kept, untouched
 
 # Up to this F/T a cut is usual.
 USUAL_SHARE = 0.1
@@ -101,17 +101,17 @@ def advise(
     steps are timed, and what was measured is looked up in the evidence that comes with halfway, all of it at a reduced
     scale.
 
-    The model and the optimizer are left as they were. So are the global random generators, the generators of torch and
-    NumPy that are attributes of the loader, of its samplers and of its data set, and whatever these save in a
-    `state_dict`. Anything else that a data set or a sampler counts by itself cannot be put back, and a data set that
-    can be read only once is used up: build a new loader after that.
+    The model, the optimizer and the loss are left as they were. So are the global random generators, the generators of
+    torch, NumPy and Python that are attributes of the loader, of its samplers and of its data set, and whatever these
+    save in a `state_dict`. Anything else that a data set or a sampler counts by itself cannot be put back, and a data
+    set that can be read only once is used up: build a new loader after that.
 
     Args:
         model: as it is before the planned training, on the device of that training.
         loader: of the training data; anything that can be iterated again and again over pairs (input, targets).
         epochs: of the planned training.
         loss_fn: what the training minimises: (outputs, targets) -> a scalar, or one loss per sample. Where targets are
-            no classes it must be one per sample.
+            no classes it must be one per sample. A module is copied, like the model.
         optimizer: as it is before the planned training, or a function of the parameters that makes one; None: AdamW
             with a learning rate of 0.001. Its learning rate is taken as the peak.
         at: the cut to time; None: the deepest one with F/T up to 0.1.
@@ -130,11 +130,14 @@ def advise(
     name = None if at is None else find_layer(root, at)[0]
     say: Progress = progress or (lambda what, done: None)
     clock = Clock(setup.device)
-    with untouched(loader, setup.device):
+    with untouched(loader, setup.device), gradients_kept(root):
         stream = Stream(loader, setup.device, clock)
-        first = next(stream)
-        _check_batch(setup, first, prune_ratio)
-        cuts = layers(setup.learner().model, *_two_samples(first[0]))
+        first, learner = next(stream), setup.learner()
+        outputs = _check_batch(learner, first, prune_ratio)
+        if not _are_classes(outputs, first[1]):
+            stream.classes.ignore()
+        with learner.mixed_precision():
+            cuts = layers(learner.model, *_two_samples(first[0]))
         cut = name or _usual(cuts)
         few = fewer_passes(setup, stream, epochs, seconds / 2, clock, _said(say, "fewer passes"))
         many, cached = fewer_images(setup, stream, epochs, seconds / 2, clock, _said(say, "fewer images"))
@@ -142,14 +145,14 @@ def advise(
             setup, cached, prune_ratio, cut, _TIMING_SHARE * seconds, clock, _said(say, "timing steps")
         )
     regime = Regime(min(few.small, many.small), max(few.small, many.small))
-    costs = Costs(prune_ratio, times[RANDOM], times.get(CUT), few.waiting)
+    costs = Costs(prune_ratio, times[RANDOM], times.get(CUT), few.waiting, stream.has_ids)
     basis = known.read() if evidence is None else evidence
-    found = recommend(regime, costs, basis, ids=stream.has_ids, classes=stream.classes.any)
+    found = recommend(regime, costs, basis, classes=stream.classes.any)
     notes = [f"The cut {cut} cannot be used: {problem}."] if problem else []
     notes += ["Steps were timed without torch.compile."] if compiled else []
     notes += ["No optimizer was given: AdamW with a learning rate of 0.001."] if optimizer is None else []
     notes += classes.note_on(stream.classes, basis)
-    notes += words.on_losses(_smoothing(loss_fn), is_classes(first[1]))
+    notes += words.on_losses(_smoothing(loss_fn), is_classes(first[1]) and not stream.classes.ignored)
     return Advice(
         few,
         many,
@@ -249,10 +252,11 @@ def _check_optimizer(root: nn.Module, optimizer: Any) -> None:
     own = {id(p) for p in root.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has none of the model's parameters; make it from model.parameters()")
+    check_optimizer(optimizer)
 
 
-def _check_batch(setup: Setup, batch: Batch, prune_ratio: float) -> None:
-    """Raise unless there is something to prune, inputs that are numbers, and a loss to look at."""
+def _check_batch(learner: Learner, batch: Batch, prune_ratio: float) -> Any:
+    """Raise unless there is something to prune, inputs that are numbers, and a loss to look at. Returns the outputs."""
     size = batches.length(batch[0])
     if retained_count(size, prune_ratio) == size:
         raise ValueError(
@@ -262,10 +266,18 @@ def _check_batch(setup: Setup, batch: Batch, prune_ratio: float) -> None:
     for leaf in batches.leaves(batch[0]):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all():
             raise ValueError("the inputs of the first batch hold NaN or inf; mend the data set or its transforms")
-    with torch.no_grad():
-        outputs = called(setup.learner().model, batch[0])
+    with torch.no_grad(), learner.mixed_precision():
+        outputs = called(learner.model, batch[0])
         _check_classes(outputs, batch[1])
-        losses(outputs, batch[1], setup.loss_fn)
+        losses(outputs, batch[1], learner.loss_fn)
+    return outputs
+
+
+def _are_classes(outputs: Any, y: Any) -> bool:
+    """Whether whole numbers are classes, by the outputs for them; numbers to regress on may be whole too."""
+    if not is_classes(y) or plain(outputs, y) is not None:
+        return True
+    return bool(((y == 0) | (y == 1)).all())  # of two, with a single logit
 
 
 def _check_classes(outputs: Any, y: Any) -> None:

@@ -20,6 +20,11 @@ class ClassesSeen:
 
     def __init__(self) -> None:
         self._targets: list[Tensor] = []
+        self.ignored = False
+
+    def ignore(self) -> None:
+        """They are whole numbers, but no classes."""
+        self.ignored = True
 
     def note(self, targets: Any) -> None:
         """Targets that are no classes (B,) are ignored."""
@@ -29,12 +34,12 @@ class ClassesSeen:
     @property
     def any(self) -> bool:
         """Whether targets were one class per sample."""
-        return bool(self._targets)
+        return bool(self._targets) and not self.ignored
 
     @property
     def uneven(self) -> tuple[int, int] | None:
         """How many samples the rarest and the most frequent class had, if that can hardly be chance."""
-        if not self._targets:
+        if not self.any:
             return None
         targets = torch.cat(self._targets)
         _, counts = targets[targets >= 0].unique(return_counts=True)  # a negative class is no label

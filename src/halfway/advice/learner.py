@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..batches.batch import leaves
-from ..selectors.tools.losses import cross_entropy
+from ..selectors.tools.losses import LossFunction, cross_entropy
 
 # The model's input, and the targets.
 Batch = tuple[Any, Any]
@@ -30,7 +32,8 @@ _WARM_UP = 0.1
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, and how. Nothing in here is ever changed: a `Learner` works on copies.
+    """What is trained, and how. Nothing in here is ever changed: a `Learner` works on copies. (A loss function that is
+    no module is called as it is; what it computes from the model's own weights stays as these are.)
 
     model: without wrappers.
     optimizer: of its parameters, or a function that makes one; None: AdamW.
@@ -42,50 +45,52 @@ class Setup:
 
     model: nn.Module
     optimizer: Optimizer | MakeOptimizer | None
-    loss_fn: Callable[[Any, Any], Tensor]
+    loss_fn: LossFunction
     device: torch.device
     autocast: torch.dtype | None = None
     clip_norm: float | None = None
 
     def learner(self) -> Learner:
         """A new copy, ready to be trained from the weights that the model has now."""
-        model, optimizer = self._copies()
+        model, optimizer, loss_fn = self._copies()
         if not model.training:  # parts that are frozen in a model that trains stay as they are
             model.train()
-        return Learner(self, model, optimizer)
+        return Learner(self, model, optimizer, loss_fn)
 
-    def _copies(self) -> tuple[nn.Module, Optimizer]:
-        given = self.optimizer
+    def _copies(self) -> tuple[nn.Module, Optimizer, LossFunction]:
+        """Copied together, so that the one holds the parameters of the other."""
+        given, loss_fn, memo = self.optimizer, self.loss_fn, {}  # type: ignore[var-annotated]
         try:
-            if isinstance(given, Optimizer):
-                # Copied together, so that the one holds the parameters of the other.
-                return copy.deepcopy((self.model, given))
-            model = copy.deepcopy(self.model)
+            model = copy.deepcopy(self.model, memo)
+            if isinstance(loss_fn, nn.Module):
+                loss_fn = copy.deepcopy(loss_fn, memo)
+            optimizer = _copied(given, memo) if isinstance(given, Optimizer) else None
         except (RuntimeError, TypeError, NotImplementedError) as error:
             raise ValueError(
                 f"the trial needs a copy of this {type(self.model).__name__}, which cannot be copied "
                 f"({str(error).splitlines()[0]}); pass a newly built model, before anything was computed with it"
             ) from error
-        if given is None:
-            return model, torch.optim.AdamW(model.parameters(), lr=_DEFAULT_RATE)
-        made = given(model.parameters())
-        if not isinstance(made, Optimizer):
-            raise TypeError(f"the optimizer function must return a torch.optim.Optimizer, got {_described(made)}")
-        return model, made
+        if optimizer is None:
+            make = functools.partial(torch.optim.AdamW, lr=_DEFAULT_RATE) if given is None else given
+            optimizer = make(model.parameters())  # type: ignore[operator]
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"the optimizer function must return a torch.optim.Optimizer, got {_described(optimizer)}")
+        check_optimizer(optimizer)
+        return model, optimizer, loss_fn
 
 
 class Learner:
-    """A model and an optimizer of its own."""
+    """A model and an optimizer of its own, and a loss function, if that has parameters or buffers."""
 
-    def __init__(self, setup: Setup, model: nn.Module, optimizer: Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
+    def __init__(self, setup: Setup, model: nn.Module, optimizer: Optimizer, loss_fn: LossFunction) -> None:
+        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
         self._setup = setup
-        self._peaks = [peak_rate(group) for group in optimizer.param_groups]
+        self._peaks = [peak_rate(group) or 0.0 for group in optimizer.param_groups]
         half = setup.autocast == torch.float16
         self._scaler = torch.amp.GradScaler(setup.device.type, enabled=half)
 
     def step(self, batch: Batch, factor: float, block: Callable[..., Any] | None = None) -> Tensor:
-        """One training step; returns the plain losses (B,), detached, on the device.
+        """One training step; returns the plain losses (B,), detached, on the device; NaN of samples without a label.
 
         Args:
             factor: of the optimizer's learning rate.
@@ -94,11 +99,11 @@ class Learner:
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             _set_rate(group, factor * peak)
         x, y = batch
-        with self._mixed_precision():
+        with self.mixed_precision():
             if block is not None:
                 x, y = block(x, y)
             outputs = called(self.model, x)
-            loss, plain_B = losses(outputs, y, self._setup.loss_fn)
+            loss, plain_B = losses(outputs, y, self.loss_fn)
         self._scaler.scale(loss).backward()
         if self._setup.clip_norm is not None:
             self._scaler.unscale_(self.optimizer)
@@ -108,10 +113,34 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return plain_B
 
-    def _mixed_precision(self) -> contextlib.AbstractContextManager[Any]:
+    def mixed_precision(self) -> contextlib.AbstractContextManager[Any]:
+        """That of the training."""
         if self._setup.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self._setup.device.type, self._setup.autocast)
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise unless a trial can step it, and set its learning rate."""
+    kind = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{kind} computes the loss several times per step (step(closure)), which a trial cannot do, and a blocker "
+            "replays once; try it with another optimizer, such as torch.optim.AdamW"
+        )
+    if any(peak_rate(group) is None for group in optimizer.param_groups):
+        raise ValueError(f"this {kind} has no learning rate, which a trial raises and lowers; give it one (lr=...)")
+
+
+def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """With what a subclass has set on itself, which PyTorch's own copy leaves out. Not with what is called: a scheduler
+    has put the old one's step there."""
+    new = copy.deepcopy(optimizer, memo)
+    for name, value in vars(optimizer).items():
+        if name not in vars(new) and not callable(value):
+            setattr(new, name, copy.deepcopy(value, memo))
+    return new
 
 
 # ------------------------------------------------------------------ learning rate
@@ -124,9 +153,10 @@ def factor_at(done: float) -> float:
     return (1 + math.cos(math.pi * min(1.0, (done - _WARM_UP) / (1 - _WARM_UP)))) / 2
 
 
-def peak_rate(group: Mapping[str, Any]) -> float:
-    """Of a group of parameters: a scheduler may begin far below it, and notes where it goes."""
-    return max(float(group[key]) for key in ("lr", "initial_lr", "max_lr") if group.get(key) is not None)
+def peak_rate(group: Mapping[str, Any]) -> float | None:
+    """Of a group of parameters: a scheduler may begin far below it, and notes where it goes. None if there is none."""
+    known = [float(group[key]) for key in ("lr", "initial_lr", "max_lr") if group.get(key) is not None]
+    return max(known) if group.get("lr") is not None else None
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
@@ -139,10 +169,11 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
 # ------------------------------------------------------------------------ losses
 
 
-def losses(outputs: Any, y: Any, loss_fn: Callable[[Any, Any], Tensor]) -> tuple[Tensor, Tensor]:
+def losses(outputs: Any, y: Any, loss_fn: LossFunction) -> tuple[Tensor, Tensor]:
     """The loss to train with, a scalar; and the plain losses (B,), detached.
 
-    Plain losses are the cross-entropy without smoothing where targets are classes, elsewhere what `loss_fn` returns.
+    Plain losses are the cross-entropy without smoothing where targets are classes (NaN without a label, a negative
+    class), elsewhere what `loss_fn` returns.
     """
     if loss_fn is F.cross_entropy:
         if not is_classes(y):
@@ -151,11 +182,11 @@ def losses(outputs: Any, y: Any, loss_fn: Callable[[Any, Any], Tensor]) -> tuple
                 "returns one loss per sample (reduction='none')"
             )
         losses_B = cross_entropy(outputs, y)
-        return losses_B.mean(), losses_B.detach()
+        return losses_B.mean(), _labelled(losses_B, y)
     given = loss_fn(outputs, y)
     if not isinstance(given, Tensor) or given.ndim > 1:
         raise ValueError(f"loss_fn must return a scalar or one loss per sample, shape (B,), got {_described(given)}")
-    plain_B = _plain(outputs, y) if is_classes(y) else None
+    plain_B = plain(outputs, y) if is_classes(y) else None
     if plain_B is None:
         if given.ndim == 0:
             raise ValueError(
@@ -171,13 +202,18 @@ def is_classes(y: Any) -> bool:
     return isinstance(y, Tensor) and y.ndim > 0 and not y.is_floating_point() and not y.is_complex()
 
 
-def _plain(outputs: Any, y: Tensor) -> Tensor | None:
+def plain(outputs: Any, y: Tensor) -> Tensor | None:
     """The cross-entropy; None if the outputs are no logits of classes (a single logit for two classes, say)."""
     try:
         with torch.no_grad():
-            return cross_entropy(outputs, y)
+            return _labelled(cross_entropy(outputs, y), y)
     except (TypeError, ValueError):
         return None
+
+
+def _labelled(losses_B: Tensor, y: Tensor) -> Tensor:
+    """Detached; NaN where a sample has no label, and so a loss of 0 that says nothing."""
+    return losses_B.detach().masked_fill(y < 0, math.nan) if y.ndim == 1 else losses_B.detach()
 
 
 def _described(value: Any) -> str:

@@ -23,7 +23,7 @@ def lines(found: Recommendation, costs: Costs, at: str | None, epochs: float) ->
         return _before_the_epoch(SAMPLERS[name], settings, costs.prune_ratio)
     kind = SELECTORS[name]
     chosen = f"halfway.selectors.{kind.__name__}({settings})" if settings else f'"{name}"'
-    if costs.waits and kind.needs == "nothing":
+    if costs.before_loading and kind.needs == "nothing":
         return _before_loading(kind, chosen, costs.prune_ratio)
     return _in_the_batch(kind, chosen, costs.prune_ratio, at)
 

@@ -45,33 +45,47 @@ class Costs:
     random_time: wall time of a step that prunes at random.
     cut_time: of one that looks at features at the cut; None if there is no cut.
     waiting: the share of a full step's time spent on waiting for data.
+    ids: whether samples have ids, positions in a data set: a stream's cannot be left out before they are loaded, and
+        methods that remember samples or decide before the epoch cannot know them.
     """
 
     prune_ratio: float
     random_time: float
     cut_time: float | None = None
     waiting: float = 0.0
+    ids: bool = True
 
     @property
     def waits(self) -> bool:
+        """For data, too long."""
         return self.waiting > WAITS_FROM
+
+    @property
+    def before_loading(self) -> bool:
+        """Whether to decide before samples are loaded: training waits for them, and some can be left out."""
+        return self.waits and self.ids
+
+    @property
+    def at_the_cut(self) -> float | None:
+        """Wall time of a run that looks at features relative to full data; None without a cut."""
+        return None if self.cut_time is None else self.waiting + (1 - self.waiting) * self.cut_time
 
     def time(self, finding: Finding | None) -> float:
         """Wall time of the run relative to full data, with loading; None: random pruning.
 
-        Where training waits for data, what can be decided before loading is: only 1 - p of the samples are loaded.
+        What can be decided before loading is, where training waits for data: only 1 - p of the samples are loaded.
         """
         name = "random" if finding is None else finding.selector
         if (finding is not None and finding.role == "shorter") or name in SAMPLERS:
             return 1 - self.prune_ratio
         needs = SELECTORS[name].needs
         if needs == "nothing":
-            loading = self.waiting * (1 - self.prune_ratio if self.waits else 1.0)
+            loading = self.waiting * (1 - self.prune_ratio if self.before_loading else 1.0)
             return loading + (1 - self.waiting) * self.random_time
         # A selector that looks at the outputs pays the whole forward pass, a third of a step.
-        forward = relative_cost(1 / 3, self.prune_ratio)
-        computing = forward if needs != "features" else 1.0 if self.cut_time is None else self.cut_time
-        return self.waiting + (1 - self.waiting) * computing
+        if needs != "features":
+            return self.waiting + (1 - self.waiting) * relative_cost(1 / 3, self.prune_ratio)
+        return 1.0 if self.at_the_cut is None else self.at_the_cut
 
 
 @dataclass(frozen=True)
@@ -91,9 +105,7 @@ class Recommendation:
     time: float | None = None
 
 
-def recommend(
-    regime: Regime, costs: Costs, evidence: Evidence, *, ids: bool = True, classes: bool = True
-) -> Recommendation:
+def recommend(regime: Regime, costs: Costs, evidence: Evidence, *, classes: bool = True) -> Recommendation:
     """The rule.
 
     1. *Fewer epochs* if neither random pruning nor the cut makes the run at least 5 % shorter in wall time.
@@ -102,20 +114,17 @@ def recommend(
     3. *A method*, if on every one of these rungs its mean gain over the better control at equal cost is above zero, and
        the p value of that gain times the number of methods that were tried on the rung is below 0.05 (Bonferroni's
        correction: of many methods one looks better by chance). It must also make the run at least 5 % shorter, and have
-       what it needs: see the arguments. Of several the one whose smallest gain is the largest.
+       what it needs: ids (`costs.ids`) and classes. Of several the one whose smallest gain is the largest.
     4. Otherwise the control with the larger mean score over these rungs, at equal cost: *random* per batch, or full
        data for *fewer epochs*.
 
     Args:
-        ids: whether samples have ids. Methods that remember samples, or decide before the epoch, need them.
         classes: whether targets are one class per sample, as in all of the evidence. If not, no method is recommended.
     """
     rungs = tuple(evidence.near(regime.low, regime.high))
     found = [rung.at(costs.prune_ratio) for rung in rungs]
     random, shorter = (next(iter(_on_all(found, role)), []) for role in ("random", "shorter"))
-    times = [costs.time(None)]
-    if costs.cut_time is not None:
-        times.append(costs.waiting + (1 - costs.waiting) * costs.cut_time)
+    times = [time for time in (costs.time(None), costs.at_the_cut) if time is not None]
     if min(times) > 1 - WORTHWHILE:
         why = (
             f"a step that prunes {costs.prune_ratio:.0%} of its samples takes {min(times):.2f} of the time of a full "
@@ -125,7 +134,7 @@ def recommend(
     if not rungs:
         why = "no comparison of methods has been measured yet, so that nothing can be said about accuracy"
         return Recommendation("no evidence", why, time=costs.time(None))
-    methods = [each for each in _on_all(found, "method") if classes and _pays(each, found, costs, ids)]
+    methods = [each for each in _on_all(found, "method") if classes and _pays(each, found, costs)]
     if methods:
         best = max(methods, key=lambda each: min(f.gain.mean for f in each if f.gain is not None))
         why = "it gains over both controls on every rung that counts, corrected for all methods tried there"
@@ -150,9 +159,9 @@ def _on_all(found: list[list[Finding]], role: str) -> list[list[Finding]]:
     return [each for each in arms.values() if len(each) == len(found)]
 
 
-def _pays(findings: list[Finding], found: list[list[Finding]], costs: Costs, ids: bool) -> bool:
+def _pays(findings: list[Finding], found: list[list[Finding]], costs: Costs) -> bool:
     name = findings[0].selector
-    usable = name not in _PREPARED and (ids or (name not in SAMPLERS and SELECTORS[name].wants_ids == "no"))
+    usable = name not in _PREPARED and (costs.ids or (name not in SAMPLERS and SELECTORS[name].wants_ids == "no"))
     clear = all(_clear(finding, here) for finding, here in zip(findings, found, strict=True))
     return usable and clear and costs.time(findings[0]) <= 1 - WORTHWHILE
 

@@ -7,6 +7,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Sequence
 
+from ..batches.batch import length
 from ..blocker.blocker import ForwardBlocker
 from .learner import Batch, Setup
 from .trial import Clock, Report
@@ -26,6 +27,9 @@ def relative_times(
         seconds: roughly; there are 3 to 15 rounds.
     """
     problem = ""
+    # Full ones only: a short last batch takes another time, and half of it may be too few for BatchNorm.
+    sizes = [length(x) for x, _ in batches]
+    batches = [batch for batch, size in zip(batches, sizes, strict=True) if size == max(sizes)]
     warm_up = list(itertools.islice(itertools.cycle(batches), _WARM_UP))
     blocked: dict[str, tuple[str | None, str] | None] = {FULL: None, RANDOM: (None, "random")}
     if at is not None:

@@ -15,7 +15,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ def fewer_passes(setup: Setup, stream: Stream, epochs: float, seconds: float, cl
     planned = math.inf if stream.per_epoch is None else epochs * stream.per_epoch
     trial = _train(setup.learner(), stream, int(min(allowed, max(1, planned))), left, clock, report, stream)
     passes = None if stream.per_epoch is None else trial.steps / stream.per_epoch
-    return _with_passes(trial, passes)
+    return replace(trial, passes=passes)
 
 
 def fewer_images(
@@ -131,17 +131,13 @@ def fewer_images(
     cached = [first, *itertools.islice(stream, count - 1)]
     steps = max(1, min(allowed, round(epochs * count)))
     trial = _train(setup.learner(), itertools.cycle(cached), steps, left, clock, report)
-    return _with_passes(trial, trial.steps / count), cached
+    return replace(trial, passes=trial.steps / count), cached
 
 
 def number_of_batches(steps: int, epochs: float, per_epoch: int | None, size: int) -> int:
     """How many batches can be passed over `epochs` times in `steps`; no more than there are, or than memory holds."""
     most = min(int(steps / epochs), _CACHE_BYTES // max(1, size))
     return max(1, most if per_epoch is None else min(most, per_epoch))
-
-
-def _with_passes(trial: Trial, passes: float | None) -> Trial:
-    return Trial(trial.steps, passes, trial.loss, trial.small, trial.seconds_per_step, trial.waiting)
 
 
 def _affordable(setup: Setup, batches: Iterator[Batch], seconds: float, clock: Clock) -> tuple[int, float]:
@@ -183,11 +179,12 @@ def _train(
     done = 0.0
     while done < 1:
         plain_B = learner.step(next(batches), factor_at(done))
-        kept.append(torch.stack([plain_B.mean(), (plain_B < SMALL_LOSS).to(plain_B.dtype).mean()]))
+        labelled = plain_B.isnan().logical_not().sum()
+        kept.append(torch.stack([plain_B.nanmean(), (plain_B < SMALL_LOSS).sum() / labelled]))
         done = max(len(kept) / steps, (clock.now() - begin) / seconds)
         report(min(1.0, done))
     spent = clock.then() - begin
-    loss, small = torch.stack(kept[-math.ceil(_LAST * len(kept)) :]).mean(0).tolist()
+    loss, small = torch.stack(kept[-math.ceil(_LAST * len(kept)) :]).nanmean(0).tolist()
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is {loss} at the end of a trial of {len(kept)} steps: the training has diverged. Give the "

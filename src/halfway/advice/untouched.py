@@ -1,11 +1,12 @@
-"""Reading a user's loader so that it later yields what it would have yielded anyway."""
+"""Trying a user's training so that it later runs as it would have run anyway."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,15 +22,15 @@ _DEPTH = 3
 def untouched(loader: Any, device: torch.device) -> Iterator[None]:
     """What is drawn in here is drawn again afterwards: global generators, and the loader's own state.
 
-    The loader's own state is that of the generators (torch's and NumPy's) that are attributes of it, of its samplers
-    and of its data set, and whatever these save in a `state_dict`. A loader that keeps its workers gets its old ones
-    back, so that an epoch that is under way is not lost. Anything else that they count cannot be put back.
+    The loader's own state is that of the generators (torch's, NumPy's and Python's) that are attributes of it, of its
+    samplers and of its data set, and whatever these save in a `state_dict`. A loader that keeps its workers gets its
+    old ones back, so that an epoch that is under way is not lost. Anything else that they count cannot be put back.
     """
     host_random, torch_random = HostRandom(), TorchRandom(device)
     parts = list(_parts(loader))
     held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
     generators = [(g, g.get_state()) for g in held if isinstance(g, torch.Generator)]
-    of_numpy = [(g.bit_generator, g.bit_generator.state) for g in held if _is_numpys(g)]
+    on_the_host = [(put, g, state) for g in held for put, state in _of_the_host(g)]
     workers = _keeps_workers(loader)
     before = loader._iterator if workers else None
     if workers:
@@ -43,8 +44,8 @@ def untouched(loader: Any, device: torch.device) -> Iterator[None]:
         for part, state in states:
             part.load_state_dict(state)
         put_back(generators)
-        for bits, drawn in of_numpy:
-            bits.state = drawn
+        for put, generator, drawn in on_the_host:
+            put(generator, drawn)
         host_random.restore()
         torch_random.restore()
 
@@ -60,9 +61,32 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
     yield from found.values()
 
 
-def _is_numpys(value: Any) -> bool:
+@contextlib.contextmanager
+def gradients_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Copies are trained in here, but a loss function may hold the model itself (to keep its weights small, say), and
+    then a backward pass reaches it: its gradients are put back."""
+    kept = {p: p.grad for p in model.parameters()}
+    for p in kept:
+        p.grad = None  # or the old ones would be added to
+    try:
+        yield
+    finally:
+        for p, gradient in kept.items():
+            p.grad = gradient
+
+
+def _of_the_host(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any]]:
+    """How to put the state of a generator back, and the state; nothing for anything else."""
+    if isinstance(value, random.Random):
+        return [(random.Random.setstate, value.getstate())]
     numpy = sys.modules.get("numpy.random")  # only if somebody uses it
-    return numpy is not None and isinstance(value, numpy.Generator)
+    if numpy is None:
+        return []
+    if isinstance(value, numpy.RandomState):
+        return [(numpy.RandomState.set_state, value.get_state())]
+    if isinstance(value, numpy.Generator):
+        return [(lambda generator, state: setattr(generator.bit_generator, "state", state), value.bit_generator.state)]
+    return []
 
 
 def _has_state(part: Any) -> bool:

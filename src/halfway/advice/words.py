@@ -68,6 +68,8 @@ def _waiting(advice: Advice) -> str:
     told = f"{advice.costs.waiting:.0%} of the time was spent on waiting for data"
     if not advice.costs.waits:
         return f"{told}: pruning may come after loading."
+    if not advice.costs.before_loading:
+        return f"{told}, which no pruning saves: the samples of a stream are read in any case."
     return (
         f"{told}, more than {WAITS_FROM:.0%}. A blocker prunes samples that are already loaded; decide before loading, "
         "with halfway.PrunedBatchSampler."
