@@ -88,7 +88,8 @@ def controls(random_over_shorter: float) -> tuple[Finding, ...]:
 
 
 def rung(name: str, small: float, *findings: Finding, ladder: str = "C") -> Rung:
-    return Rung(name, ladder, 16, {"full": small, "random": small / 2}, findings)
+    tried = len({each.same for each in findings if each.role == "method"})
+    return Rung(name, ladder, 16, {"full": small, "random": small / 2}, tried, findings)
 
 
 def evidence(*rungs: Rung) -> Evidence:

@@ -83,18 +83,21 @@ class Rung:
     ladder: "" for recipes that do not count as rungs, because their data are special.
     passes: over the images; None if not known.
     small: the share of plain losses below 0.1 at the end, of full data and of random pruning.
+    tried: how many methods were trained there, also those of a single seed, which make no finding.
     """
 
     name: str
     ladder: str
     passes: float | None
     small: Mapping[str, float]
+    tried: int
     findings: tuple[Finding, ...] = ()
 
     def at(self, prune_ratio: float) -> list[Finding]:
-        """One finding per arm: confirmed ones before others, then the one whose ratio is nearest."""
+        """One finding per arm: confirmed ones before others, then the one whose ratio is nearest, then the one with the
+        most seeds."""
         chosen: dict[tuple[str, ...], Finding] = {}
-        ordered = sorted(self.findings, key=lambda f: (f.stage != "confirm", abs(f.prune_ratio - prune_ratio)))
+        ordered = sorted(self.findings, key=lambda f: (f.stage != "confirm", abs(f.prune_ratio - prune_ratio), -f.n))
         for finding in ordered:
             chosen.setdefault(finding.same, finding)
         return list(chosen.values())
@@ -134,7 +137,7 @@ def _rung(entry: Mapping[str, Any]) -> Rung:
         Finding(**{**each, "to_full": _interval(each["to_full"]), "gain": _interval(each["gain"])})
         for each in entry["findings"]
     )
-    return Rung(entry["name"], entry["ladder"], entry["passes"], entry["small"], findings)
+    return Rung(**{**entry, "findings": findings})
 
 
 def _interval(values: Sequence[float | None] | None) -> Interval | None:

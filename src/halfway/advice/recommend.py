@@ -134,7 +134,7 @@ def recommend(regime: Regime, costs: Costs, evidence: Evidence, *, classes: bool
     if not rungs:
         why = "no comparison of methods has been measured yet, so that nothing can be said about accuracy"
         return Recommendation("no evidence", why, time=costs.time(None))
-    methods = [each for each in _on_all(found, "method") if classes and _pays(each, found, costs)]
+    methods = [each for each in _on_all(found, "method") if classes and _pays(each, rungs, costs)]
     if methods:
         best = max(methods, key=lambda each: min(f.gain.mean for f in each if f.gain is not None))
         why = "it gains over both controls on every rung that counts, corrected for all methods tried there"
@@ -159,14 +159,13 @@ def _on_all(found: list[list[Finding]], role: str) -> list[list[Finding]]:
     return [each for each in arms.values() if len(each) == len(found)]
 
 
-def _pays(findings: list[Finding], found: list[list[Finding]], costs: Costs) -> bool:
+def _pays(findings: list[Finding], rungs: tuple[Rung, ...], costs: Costs) -> bool:
     name = findings[0].selector
     usable = name not in _PREPARED and (costs.ids or (name not in SAMPLERS and SELECTORS[name].wants_ids == "no"))
-    clear = all(_clear(finding, here) for finding, here in zip(findings, found, strict=True))
+    clear = all(_clear(finding, rung.tried) for finding, rung in zip(findings, rungs, strict=True))
     return usable and clear and costs.time(findings[0]) <= 1 - WORTHWHILE
 
 
-def _clear(finding: Finding, here: list[Finding]) -> bool:
+def _clear(finding: Finding, tried: int) -> bool:
     """Whether a method's gain on a rung is above zero, corrected for all methods that were tried there."""
-    tried = sum(each.role == "method" for each in here)
     return finding.gain is not None and finding.gain.mean > 0 and finding.p is not None and finding.p * tried < LEVEL

@@ -102,6 +102,16 @@ def test_a_recipe_beside_the_ladders_counts_as_a_rung_only_if_its_data_are_not_s
     assert rung(content, "ladder-f8-noisy")["ladder"] == ""
 
 
+def test_a_method_of_a_single_seed_makes_no_finding_but_was_tried() -> None:
+    once = {**PFB["pfb"], "seeds": [0]}
+    again = {"pfb again": PFB["pfb"], "windowed": {**PFB["pfb"], "window_of_run": [0, 0.5]}}  # the same method
+    content = extracted(
+        {"confirm": stage([RUNG], {**CONTROLS, **EARLY_EXIT, "pfb": once}), "more": stage([RUNG], again)}
+    )
+    assert "pfb" not in {each["arm"] for each in rung(content)["findings"]}
+    assert rung(content)["tried"] == 2
+
+
 def test_a_single_seed_is_no_comparison_but_has_a_share() -> None:
     content = extracted({"confirm": stage([RUNG], CONTROLS, seeds=[0])})
     assert rung(content)["findings"] == []

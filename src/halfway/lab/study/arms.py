@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ..recipes.methods import FULL, IMPLEMENTATIONS, METHODS, SHORTER
 from ..recipes.schema import Recipe
+from .ledger import last_small_losses
 from .plan import Run
 
 # full: full data. random: without window, a point of its curve; again: the same with another draw. shorter: full data
@@ -24,7 +25,6 @@ _RANDOM = ("random", "random_even")
 # What may differ between an arm and its controls. Anything else, such as the learning rate, has controls of its own.
 _OWN = {"method", "prune_ratio", "seed", "selection_seed", "cut", "window", *IMPLEMENTATIONS}
 _RUNG = re.compile(r"ladder-([a-z])(\d+)")  # ladder-cifar100 is none: it has that many classes
-_LAST_SHARE = 3  # the column of a curve, see `ledger`
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class Arm:
     @property
     def small_losses(self) -> float | None:
         """The share of plain losses below 0.1 in the last round of the training, mean over seeds."""
-        shares = [e["curve"][-1][_LAST_SHARE] for e in self.entries.values() if e.get("curve")]
-        return _mean(shares)
+        return _mean([last_small_losses(entry) for entry in self.entries.values()])
 
     def mean(self, key: str) -> float | None:
         """Of an entry of the ledger, over seeds."""

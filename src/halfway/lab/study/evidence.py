@@ -22,11 +22,11 @@ from ..recipes.schema import Recipe
 from .arms import Arm, arms
 from .gains import Gain
 from .holm import p_value
+from .ledger import last_small_losses
 from .plan import Run
 from .results import Study
 
 _USUAL_RATIO = 0.5  # of the random pruning whose small losses are given
-_LAST_SHARE = 3  # the column of a curve, see `ledger`
 # What a rung was scored on, and where files were: neither belongs to the method.
 _EVALUATED = "data.evaluate"
 _FILES = ("losses", "model")
@@ -73,7 +73,15 @@ def _rung(study: Study, base: str) -> dict[str, Any]:
     ]
     small = {role: share for role in ("full", "random") if (share := _small(members, role)) is not None}
     ladder = next((arm.rung[0] for arm in members if arm.rung is not None), _LADDERS.get(base, ""))
-    return {"name": base, "ladder": ladder, "passes": _passes(recipe), "small": small, "findings": findings}
+    passes = _passes(recipe)
+    return {
+        "name": base,
+        "ladder": ladder,
+        "passes": passes,
+        "small": small,
+        "tried": len({json.dumps(_method(arm)) for arm in members if arm.role == "method" and arm.entries}),
+        "findings": findings,
+    }
 
 
 def _family_of(arm: Arm) -> tuple[tuple[str, Any], ...]:
@@ -87,8 +95,7 @@ def _small(members: Sequence[Arm], role: str) -> float | None:
         nearest = min(abs(float(arm.recipe.prune_ratio) - _USUAL_RATIO) for arm in wanted)  # type: ignore[arg-type]
         wanted = [a for a in wanted if abs(float(a.recipe.prune_ratio) - _USUAL_RATIO) == nearest]  # type: ignore[arg-type]
     runs = {entry["key"]: entry for arm in wanted for entry in arm.entries.values()}
-    shares = [e["curve"][-1][_LAST_SHARE] for e in runs.values() if e["curve"]]
-    known = [share for share in shares if share is not None]
+    known = [share for entry in runs.values() if (share := last_small_losses(entry)) is not None]
     return round(statistics.fmean(known), _DIGITS) if known else None
 
 
@@ -117,7 +124,6 @@ def _finding(each: Gain, to_full: Difference | None) -> dict[str, Any] | None:
     whole = not start and (stop is None or stop >= recipe.length)
     if not whole or isinstance(recipe.prune_ratio, dict) or to_full is None or to_full.n < _FEWEST_SEEDS:
         return None
-    method = recipe.pruning
     # A control has no gain over itself: the other one is its rival.
     rival = {"random": "shorter", "shorter": "random"}.get(arm.role, each.score.better)
     gain = each.score.differences.get(rival) if rival is not None else None  # type: ignore[call-overload]
@@ -125,17 +131,25 @@ def _finding(each: Gain, to_full: Difference | None) -> dict[str, Any] | None:
     return {
         "arm": arm.name,
         "role": arm.role,
-        "selector": "" if method is None else method.implementation,
-        "settings": _settings(recipe),
-        "cut": recipe.cut if method is not None and method.needs == "features" else "",
+        **_method(arm),
         "prune_ratio": recipe.prune_ratio,
         "cost": round(arm.cost, _DIGITS),
         "to_full": _values(to_full),
         "gain": _values(gain),
         "better": rival,
-        "n": to_full.n,
+        "n": to_full.n if gain is None else gain.n,
         "stage": "confirm" if recipe.data.evaluate == "test" else "screen",
         "p": None if p is None else float(f"{p:.{_P_DIGITS}g}"),
+    }
+
+
+def _method(arm: Arm) -> dict[str, Any]:
+    """What an arm prunes by, as it can be pasted."""
+    method = arm.recipe.pruning
+    return {
+        "selector": "" if method is None else method.implementation,
+        "settings": _settings(arm.recipe),
+        "cut": arm.recipe.cut if method is not None and method.needs == "features" else "",
     }
 
 

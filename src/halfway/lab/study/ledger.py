@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def record(run: Run, result: RunResult) -> dict[str, Any]:
         "versions": session["versions"],
         "machine": session["machine"],
     }
+
+
+def last_small_losses(entry: Mapping[str, Any]) -> float | None:
+    """The share of plain losses below 0.1 in the last round of a run."""
+    curve = entry.get("curve")
+    return curve[-1][_CURVE.index("small_losses")] if curve else None
 
 
 def _rounded(value: float | None) -> float | None:

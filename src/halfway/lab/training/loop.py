@@ -281,17 +281,17 @@ class Training:
         """Report the losses to a method that learns from them, and count the small ones."""
         if self.recorder is not None:
             self.recorder.observe(ids, outputs, y)
-        # Smoothing puts a floor under every loss, which flattens the scale that selectors look at.
-        plain = self.sampler is None or self.sampler.learns_from == "plain loss"
         blocked = self.blocker is not None and self.blocker.selector.wants_losses != "no"
         learns = blocked or (self.sampler is not None and self.sampler.learns)
+        # Smoothing puts a floor under every loss, which flattens the scale that selectors look at: they get plain ones.
+        smoothed = self.sampler is not None and self.sampler.learns and self.sampler.learns_from == "training loss"
         # In segmentation counting would take another pass over all pixels.
         counts = self.recipe.task == "classification"
         if not learns and not counts:
             return
-        losses_B = self.task.losses(outputs, y, plain or not learns)
+        losses_B = self.task.losses(outputs, y, plain=not smoothed)
         if counts:
-            plain_B = losses_B if plain or not learns else self.task.plain_losses(outputs, y)
+            plain_B = self.task.plain_losses(outputs, y) if smoothed else losses_B
             self._round.small += (plain_B < tasks.SMALL_LOSS).float().mean()
         if blocked and self.blocker is not None:
             self.blocker.observe(losses_B)

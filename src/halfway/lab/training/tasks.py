@@ -16,14 +16,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...advice.trial import SMALL_LOSS as SMALL_LOSS
 from ...selectors.tools.losses import LossFunction
 from ..data import IGNORE, TestSet
 from ..progress import Bar
 from ..recipes.schema import Recipe
 from .rank import rank_and_size
-
-# A plain loss below this is small: the sample is predicted with a probability above 0.9.
-SMALL_LOSS = 0.1
 
 
 @dataclass(frozen=True)
