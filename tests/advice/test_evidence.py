@@ -39,6 +39,7 @@ def test_a_finding_is_read_from_plain_values() -> None:
                 "ladder": "C",
                 "passes": 4,
                 "small": {"full": 0.5},
+                "tried": 3,
                 "findings": [
                     {
                         "arm": "a",

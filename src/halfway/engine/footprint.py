@@ -14,27 +14,19 @@ looked at in every step from then on.
 
 from __future__ import annotations
 
-import io
-import pickle
-import sys
-from collections import OrderedDict, deque
+from collections import deque
 from itertools import chain
-from operator import attrgetter, is_
-from types import GeneratorType
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..modules import is_compiled
+from .containers import CONTAINERS, copied, differs, identical, refill
 from .sharding import local, memory, sharded
+from .walk import Found, Walk, shown
 
-_CONTAINERS = (dict, list, set, deque, bytearray)
-# Objects of these packages keep state that cannot be read or set from outside, but that shows when they are pickled.
-_COUNTING = frozenset({"itertools", "random", "numpy", "array"})
-# An audit goes so deep, looks at so many containers, and into those of at most so many entries.
-_DEPTH, _MANY, _LONG = 5, 20_000, 1_000
-_PICKLED = 1 << 16
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -67,7 +59,7 @@ class Footprint:
         """Look again at what is watched, if something was changed from outside; returns whether modules have come or
         gone. `data`: also at where parameters lie."""
         present = self._view.present()
-        if self.modules and _identical(present, self._known):
+        if self.modules and identical(present, self._known):
             if data:
                 self._refresh_data()
             return False
@@ -143,7 +135,7 @@ class Footprint:
         """Everything that is watched, as it was when last refreshed: now."""
         more: list[Any] = []
         if self._changing:
-            walk = _Walk(self._names)
+            walk = Walk(self._names)
             for owner, name in self._changing.values():
                 walk.through(owner, name, vars(owner).get(name) if name else vars(owner))
             more = [found.container for found in walk.found]
@@ -191,8 +183,8 @@ class Audit:
     def __init__(self, footprint: Footprint) -> None:
         self._footprint = footprint
         self._saved: Saved | None = None
-        self._walk = _Walk({})
-        self._contents: list[tuple[_Found, Any]] = []
+        self._walk = Walk({})
+        self._contents: list[tuple[Found, Any]] = []
 
     def begin(self) -> None:
         """From now on, if it has not begun already."""
@@ -201,27 +193,27 @@ class Audit:
         names = self._footprint.names()
         view = _View(list(names))
         self._saved = Saved(view, view.present(), _Data([] if view.shards else view.tensors), [], view.modules)
-        self._walk = _Walk(names)
+        self._walk = Walk(names)
         for module in view.modules:
             for name, value in vars(module).items():
                 self._walk.through(module, name, value)
         for t in view.tensors:
             self._walk.through(t, "", vars(t))
-        self._contents = [(found, _copy(found.container)) for found in self._walk.found]
+        self._contents = [(found, copied(found.container)) for found in self._walk.found]
 
     def restore(self) -> None:
         if self._saved is None:
             return
         for found, copy in self._contents:
-            if _changed(found.container, copy):
-                _put_back(found.container, copy)
+            if differs(found.container, copy):
+                refill(found.container, copy)
                 self._footprint.note_change(found.owner, found.name)
         self._footprint.watch_also(self._saved.restore())
 
     def check(self) -> None:
         """Raise if something has changed that cannot be put back."""
         for path, found, before in self._walk.opaque:
-            if _shown(found) != before:
+            if shown(found) != before:
                 raise TypeError(
                     f"{path} is a {type(found).__name__} that the forward pass changes and that halfway cannot put "
                     "back, so it would change more than once per step; draw from the global generators instead, count "
@@ -240,7 +232,7 @@ class _View:
         self.empty: list[Any] = []
         self.owners: dict[int, nn.Module] = {}
         for module in modules:
-            for container in [vars(module), *(v for v in vars(module).values() if isinstance(v, _CONTAINERS))]:
+            for container in [vars(module), *(v for v in vars(module).values() if isinstance(v, CONTAINERS))]:
                 self.owners[id(container)] = module
                 self._sort_in(container)
         self.tensors = [t for m in modules for t in _tensors_of(m)]
@@ -285,7 +277,7 @@ class _Data:
 
     def holds(self, tensors: list[Tensor]) -> bool:
         """Whether it is these tensors, with this data, that it knows."""
-        return _identical(tensors, self.tensors) and _lying(tensors) == self._lying
+        return identical(tensors, self.tensors) and _lying(tensors) == self._lying
 
     def restore(self) -> list[Tensor]:
         """Returns those that have changed."""
@@ -311,10 +303,6 @@ def _tensors_of(module: nn.Module) -> list[Tensor]:
     return [t for d in (module._parameters, module._buffers) if d for t in d.values() if t is not None]
 
 
-def _identical(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(map(is_, a, b))
-
-
 class Saved:
     """Containers and the data of parameters at one moment.
 
@@ -329,7 +317,7 @@ class Saved:
         self._present = present
         self._contents: list[tuple[Any, Any]] = [(d, {**d}) for d in view.dicts]
         self._contents += [(c, [*c]) for c in view.sequences]
-        self._others = [(c, _copy(c)) for c in [*view.others, *more]]
+        self._others = [(c, copied(c)) for c in [*view.others, *more]]
         self._data = data
         self._need_gradients = [t.requires_grad for t in data.tensors]
         self._modules = modules
@@ -339,18 +327,18 @@ class Saved:
         """Put everything back; returns the modules in which something had changed."""
         changed: list[Any] = []
         # The containers as they were found: what is in them now may be others.
-        if not _identical(self._view.present(), self._present):
+        if not identical(self._view.present(), self._present):
             for container, copy in self._contents:
-                if _changed(container, copy):
+                if differs(container, copy):
                     changed.append(container)
-                    _put_back(container, copy)
+                    refill(container, copy)
             for container in filter(None, self._view.empty):
                 changed.append(container)
                 container.clear()
         for container, copy in self._others:
-            if _changed(container, copy):
+            if differs(container, copy):
                 changed.append(container)
-                _put_back(container, copy)
+                refill(container, copy)
         owners = [self._view.owners[id(c)] for c in changed if id(c) in self._view.owners]
         moved = {id(t) for t in self._data.restore()}
         tensors = self._data.tensors
@@ -374,127 +362,3 @@ class Saved:
                 hooks = getattr(owner, name) or {}
                 for key in [k for k in hooks if k >= self._next_hook]:
                     del hooks[key]
-
-
-class _Found(NamedTuple):
-    """A container, and the attribute it was found in."""
-
-    owner: Any
-    name: str
-    container: Any
-
-
-class _Walk:
-    """Goes through what modules hold: containers, and objects of the model's own package.
-
-    Attributes:
-        found: the containers.
-        opaque: objects that cannot be looked into, with their path and what they show of themselves.
-    """
-
-    def __init__(self, names: dict[nn.Module, str]) -> None:
-        self.found: list[_Found] = []
-        self.opaque: list[tuple[str, Any, bytes]] = []
-        self._names = names
-        self._seen: set[int] = set()
-
-    def through(self, owner: Any, name: str, value: Any) -> None:
-        """Walk through one attribute of a module (or a parameter)."""
-        package = type(owner).__module__.partition(".")[0]
-        module = self._names.get(owner, "") if isinstance(owner, nn.Module) else type(owner).__name__
-        waiting: list[tuple[str, Any, int]] = [(f"{module or type(owner).__name__}.{name}", value, 0)]
-        while waiting and len(self.found) < _MANY:
-            path, value, depth = waiting.pop()
-            if id(value) in self._seen or isinstance(value, (Tensor, type, str)) or value is None:
-                continue
-            self._seen.add(id(value))
-            if isinstance(value, tuple):
-                waiting += [(f"{path}[{i}]", v, depth + 1) for i, v in enumerate(value[:_LONG])]
-            elif isinstance(value, _CONTAINERS) or _is_array(value):
-                self.found.append(_Found(owner, name, value))
-                if depth < _DEPTH and len(value) <= _LONG:
-                    waiting += [(p, v, depth + 1) for p, v in _entries(path, value)]
-            elif isinstance(value, nn.Module):
-                if value not in self._names:  # those are walked through by themselves
-                    waiting.append((path, vars(value), depth + 1))
-            else:
-                home = type(value).__module__.partition(".")[0]
-                own = home in (package, "types") and not callable(value)
-                if own and hasattr(value, "__dict__"):
-                    waiting.append((path, vars(value), depth + 1))
-                elif own or home in _COUNTING or hasattr(value, "__next__"):
-                    self.opaque.append((path, value, _shown(value)))
-
-
-def _entries(path: str, container: Any) -> list[tuple[str, Any]]:
-    if isinstance(container, dict):
-        return [(f"{path}[{k!r}]", v) for k, v in container.items()]
-    return [(f"{path}[{i}]", v) for i, v in enumerate(container)] if isinstance(container, (list, set, deque)) else []
-
-
-class _Bounded(io.BytesIO):
-    def write(self, data: Any) -> int:
-        if self.tell() > _PICKLED:
-            raise OverflowError
-        return super().write(data)
-
-
-def _shown(value: Any) -> bytes:
-    """What an object shows of its state when it is pickled; a generator, which cannot be, by its frame."""
-    if isinstance(value, GeneratorType):
-        frame = value.gi_frame
-        return b"" if frame is None else b"%d" % frame.f_lasti + _shown(list(frame.f_locals.values()))
-    into = _Bounded()
-    try:
-        pickle.Pickler(into, protocol=4).dump(value)
-    except Exception:  # whatever somebody's __reduce__ raises: such an object cannot be watched
-        return b""
-    return into.getvalue()
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.ndim > 0
-
-
-def _same_values(mapping: dict[str, Any], values: list[Any]) -> bool:
-    return len(mapping) == len(values) and all(map(is_, mapping.values(), values))
-
-
-def _copy(container: Any) -> Any:
-    if isinstance(container, dict):
-        return dict(container)
-    if isinstance(container, (list, deque)):
-        return list(container)
-    if isinstance(container, bytearray):
-        return bytes(container)
-    return set(container) if isinstance(container, set) else container.copy()
-
-
-def _changed(container: Any, copy: Any) -> bool:
-    if isinstance(container, dict):
-        return not (_same_values(container, list(copy.values())) and all(map(is_, container, copy)))
-    if isinstance(container, (list, deque)):
-        return not (len(container) == len(copy) and all(map(is_, container, copy)))
-    return container != copy if isinstance(container, (set, bytearray)) else container.tobytes() != copy.tobytes()
-
-
-def _put_back(container: Any, copy: Any) -> None:
-    # By the methods of the built-in types: a subclass may do more.
-    if isinstance(container, OrderedDict):
-        OrderedDict.clear(container)
-        for key, value in copy.items():
-            OrderedDict.__setitem__(container, key, value)
-    elif isinstance(container, dict):
-        dict.clear(container)
-        dict.update(container, copy)
-    elif isinstance(container, (list, bytearray)):
-        container[:] = copy
-    elif isinstance(container, deque):
-        container.clear()
-        container.extend(copy)
-    elif isinstance(container, set):
-        container.clear()
-        container.update(copy)
-    else:
-        container[...] = copy

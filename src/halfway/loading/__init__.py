@@ -1,5 +1,5 @@
 """Decided before a sample is loaded: batches that leave the data loader already pruned.
 
 Begin with `pruned_batches`; `epoch` is what was decided in this epoch, `reports` what comes back from training. Imports
-selectors and samplers; no model is run here.
+selectors, samplers, `state`, and of the engine what watches a layer; no model is run here.
 """
