@@ -23,6 +23,7 @@ from halfway.lab.environment import environment
 from halfway.lab.files import write_json
 from halfway.lab.models import small as nets
 from halfway.lab.progress import Bar
+from halfway.lab.recipes import reading
 from halfway.lab.recipes import schema as recipe
 from halfway.lab.training.logs import Logs
 from halfway.lab.training.loop import Training
@@ -41,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     changes = {"prune_ratio": 0.0, "length": arguments.rounds + 3, "window": [0, None], "evaluate_every": 10**6}
-    r = recipe.load(arguments.recipe).with_settings({**changes, "root": arguments.data})
+    r = reading.load(arguments.recipe).with_settings({**changes, "root": arguments.data})
     device = torch.device("cpu")
     loaded = data.load(r.data, r.root, device)
     with tempfile.TemporaryDirectory() as temporary:

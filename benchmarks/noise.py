@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from halfway import Density
 from halfway.lab import data
 from halfway.lab.models import small as nets
-from halfway.lab.recipes import schema
+from halfway.lab.recipes import reading
 from halfway.selectors import Candidates
 from halfway.tables import markdown
 
@@ -44,7 +44,7 @@ def main() -> None:
 def features(root: str) -> tuple[nn.Module, list[dict[str, Tensor]]]:
     """The network, and what leaves its cuts in each batch."""
     samples = BATCH * (FILLING + STEPS)
-    recipe = schema.load("cifar10-resnet18").with_settings({"root": root, "data.train_samples": samples})
+    recipe = reading.load("cifar10-resnet18").with_settings({"root": root, "data.train_samples": samples})
     images = data.load(recipe.data, recipe.root).train
     model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, 0, recipe.data.size[0])
     seen: dict[str, Tensor] = {}

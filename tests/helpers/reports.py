@@ -23,7 +23,7 @@ from halfway.lab import data
 from halfway.lab.commands import report as report_command
 from halfway.lab.comparison import run as comparison
 from halfway.lab.comparison import trials
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading
 from halfway.lab.recipes.schema import Recipe
 from halfway.lab.training import session
 from halfway.lab.training.run_folder import RunFolder
@@ -33,7 +33,7 @@ COMMAND = "halfway compare tiny-cifar10 --data synthetic"
 
 
 def tiny(**changes: Any) -> Recipe:
-    return recipes.load("tiny-cifar10").with_settings(
+    return reading.load("tiny-cifar10").with_settings(
         {
             "root": "synthetic",
             "data.train_samples": 256,
@@ -73,7 +73,7 @@ def sweep(folder: Path) -> Path:
 
 def segment(path: Path) -> Path:
     """One run that counts steps, whose samples have several classes each."""
-    recipe = recipes.load("tiny-voc").with_settings(
+    recipe = reading.load("tiny-voc").with_settings(
         {
             "root": "synthetic",
             "data.train_samples": 64,

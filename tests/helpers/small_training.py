@@ -16,7 +16,7 @@ pytest.importorskip("tensorboard")
 
 from halfway.lab import data
 from halfway.lab.data import Data
-from halfway.lab.recipes import schema as recipe
+from halfway.lab.recipes import reading as recipe
 from halfway.lab.recipes.schema import Recipe
 from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder

@@ -20,6 +20,7 @@ from halfway.lab.cli import main
 from halfway.lab.commands import compare
 from halfway.lab.comparison import results
 from halfway.lab.comparison.verdict import headline, reading
+from halfway.lab.recipes import reading as files
 from halfway.lab.recipes import schema as recipes
 
 
@@ -32,12 +33,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         "model.options": {"width": 8, "blocks": [1, 1, 1, 1]},
         "batch_size": 40,
     }
-    load = recipes.load
+    load = files.load
 
     def load_small(name: str) -> recipes.Recipe:
         return load(name).with_settings(small) if name == "digits" else load(name)
 
-    monkeypatch.setattr(recipes, "load", load_small)
+    monkeypatch.setattr(files, "load", load_small)
 
 
 def test_the_demo_is_a_comparison_and_its_report(
@@ -114,7 +115,7 @@ def test_a_missing_dependency_says_what_to_install(
 
 
 def test_the_split_is_fixed_and_stratified() -> None:
-    recipe = recipes.load("digits")
+    recipe = files.load("digits")
     a, b = (data.load(recipe.data, "nowhere") for _ in range(2))
     assert a.description == "scikit-learn's digits: 1,200 training images, 597 test images"
     (x, y), (again, _) = (next(iter(d.test.batches(597))) for d in (a, b))
@@ -136,4 +137,4 @@ def recipe_colours() -> tuple[float, float]:
 def test_the_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "digits"]) == 0
     assert "name: digits" in capsys.readouterr().out
-    assert json.dumps(recipes.load("digits").as_dict()), "plain values only"
+    assert json.dumps(files.load("digits").as_dict()), "plain values only"

@@ -20,7 +20,7 @@ from halfway.lab.comparison.trials import plan
 from halfway.lab.models import small as nets
 from halfway.lab.recipes import methods
 from halfway.lab.recipes import predicted_cost as price
-from halfway.lab.recipes.schema import load as load_recipe
+from halfway.lab.recipes.reading import load as load_recipe
 from halfway.lab.training import irreducible as losses
 from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder

@@ -11,9 +11,11 @@ import pytest
 pytest.importorskip("yaml")
 
 from halfway import Density
+from halfway.lab.recipes import reading
 from halfway.lab.recipes import schema as recipes
 from halfway.lab.recipes.predicted_cost import predicted_cost
-from halfway.lab.recipes.schema import Recipe, load, parse_settings, parse_value
+from halfway.lab.recipes.reading import load, parse_settings, parse_value
+from halfway.lab.recipes.schema import Recipe
 from halfway.selectors import Random
 from tests.helpers.recipe_files import written
 
@@ -200,7 +202,7 @@ def test_an_unknown_recipe_is_refused_and_the_closest_is_named(tmp_path: Path) -
 # ----------------------------------------------------------------------------------------------------- of_length
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", reading.names())
 def test_another_length_keeps_the_shares(name: str) -> None:
     recipe = load(name)
     for factor in (2, 10):
@@ -213,7 +215,7 @@ def test_another_length_keeps_the_shares(name: str) -> None:
     assert recipe.of_length(recipe.length) == recipe
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", reading.names())
 def test_no_length_makes_the_window_empty(name: str) -> None:
     recipe = load(name)
     share = recipe.schedule.share(recipe.length)

@@ -21,7 +21,7 @@ from halfway.lab.commands import recipes as recipes_command
 from halfway.lab.commands.recipes import COLUMNS, cost_rows
 from halfway.lab.coresets.proxies import require_smaller
 from halfway.lab.models import small as nets
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading
 from halfway.lab.recipes.predicted_cost import predicted_cost
 from tests import ROOT
 
@@ -44,7 +44,7 @@ def rows() -> list[list[str]]:
 
 @pytest.mark.parametrize("name", ["tiny-cifar10", "tiny-voc"])
 def test_the_prediction_is_the_cost_of_the_real_model(name: str) -> None:
-    recipe = recipes.load(name)
+    recipe = reading.load(name)
     model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, 0).train()
     example = torch.randn(2, 3, *recipe.data.size)
     start, stop = recipe.window
@@ -60,8 +60,8 @@ def test_the_prediction_is_the_cost_of_the_real_model(name: str) -> None:
 
 def test_there_is_a_row_for_each_of_the_paper_s_ratios_and_one_for_recipes_without(rows: list[list[str]]) -> None:
     expected = []
-    for name in recipes.names():
-        recipe = recipes.load(name)
+    for name in reading.names():
+        recipe = reading.load(name)
         ratios = sorted(recipe.paper.pfb) if recipe.paper is not None else [recipe.prune_ratio]
         expected += [[name, recipe.cut, f"{ratio:g}"] for ratio in ratios]
     assert [row[:3] for row in rows] == expected
@@ -81,16 +81,16 @@ def test_small_networks_on_the_page_of_the_paper_s_commands_are_smaller() -> Non
     for block in blocks:
         command, twin = block.split("#   tiny twin: ")
         for text in (command.split("halfway compare ")[1], twin):
-            network = recipes.parse_value(text.split("coreset.small=")[1].split("'")[0])
+            network = reading.parse_value(text.split("coreset.small=")[1].split("'")[0])
             for name in re.findall(r"(?:tiny-)?(?:cifar|imagenet)[a-z0-9-]*", text):
-                recipe = recipes.load(name)
+                recipe = reading.load(name)
                 require_smaller(recipe.with_settings({f"model.{key}": v for key, v in network.items()}), recipe)
 
 
 def test_the_columns_agree_with_each_other(rows: list[list[str]]) -> None:
     assert {len(row) for row in rows} == {len(COLUMNS)}
     for row in rows:
-        recipe = recipes.load(row[0])
+        recipe = reading.load(row[0])
         p, share, step, run = map(float, row[2:6])
         assert 0 < share < 1 / 3, "part of the forward pass, which is about a third of a step"
         assert step == pytest.approx(1 - p + p * share, abs=0.002)
@@ -110,11 +110,11 @@ def test_the_paper_s_numbers_stand_beside_ours(rows: list[list[str]]) -> None:
 
 
 def test_the_table_for_the_terminal_has_the_same_cells(rows: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "names", lambda: ["tiny-cifar10", "cifar10-resnet18"])
+    monkeypatch.setattr(reading, "names", lambda: ["tiny-cifar10", "cifar10-resnet18"])
     header, rule, *lines = printed().splitlines()
     assert all(column in header for column in COLUMNS)
     assert set(rule) == {"-", " "}
-    wanted = [row for name in recipes.names() for row in rows if row[0] == name]
+    wanted = [row for name in reading.names() for row in rows if row[0] == name]
     assert len(wanted) == 4
     for row, line in zip(wanted, lines[:4], strict=True):
         assert line.split() == " ".join(row).split()
@@ -122,9 +122,9 @@ def test_the_table_for_the_terminal_has_the_same_cells(rows: list[list[str]], mo
 
 
 def test_the_markdown_table_is_a_table() -> None:
-    recipe = recipes.load("tiny-cifar10")
+    recipe = reading.load("tiny-cifar10")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipes, "names", lambda: ["tiny-cifar10"])
+        patch.setattr(reading, "names", lambda: ["tiny-cifar10"])
         header, rule, *body = printed("--markdown").splitlines()
     assert header == f"| {' | '.join(COLUMNS)} |"
     assert rule.count("|") == header.count("|")
@@ -134,14 +134,14 @@ def test_the_markdown_table_is_a_table() -> None:
 
 def test_a_name_prints_a_recipe_that_can_be_trained_from(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(printed("voc2012-deeplabv3"))
-    assert recipes.load(str(tmp_path / "config.yaml")) == recipes.load("voc2012-deeplabv3")
+    assert reading.load(str(tmp_path / "config.yaml")) == reading.load("voc2012-deeplabv3")
     with pytest.raises(ValueError, match="no recipe 'voc2012'; did you mean voc2012-deeplabv3"):
         printed("voc2012")
 
 
 def test_predicting_computes_nothing_and_leaves_the_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    predicted_cost(recipes.load("tiny-imagenet-swin-t"))
+    predicted_cost(reading.load("tiny-imagenet-swin-t"))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("yaml")
 
+from halfway.lab.recipes import reading
 from halfway.lab.recipes import schema as recipes
-from halfway.lab.recipes.schema import load
+from halfway.lab.recipes.reading import load
 from tests.helpers.recipe_files import written
 
 TWINS = {
@@ -103,24 +104,24 @@ TABLES: dict[str, tuple[float, dict[float, float], dict[float, float]]] = {
 }
 
 # Recipes of the same steps that differ in how often an image is seen, and their variants.
-LADDERS = {name for name in recipes.names() if name.startswith("ladder-")}
+LADDERS = {name for name in reading.names() if name.startswith("ladder-")}
 # They prune from the first step to the last: a window would be a second thing that differs.
 NO_WINDOW = {*LADDERS, "speedrun-cifar10"}
 
 
 def test_every_full_size_recipe_has_a_tiny_twin_and_the_others_are_known() -> None:
-    assert recipes.names() == sorted(["digits", "long-cifar10", *TWINS, *TWINS.values(), *NO_WINDOW])
+    assert reading.names() == sorted(["digits", "long-cifar10", *TWINS, *TWINS.values(), *NO_WINDOW])
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", reading.names())
 def test_a_shipped_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Path) -> None:
     recipe = load(name)
     assert recipe.name == name
     assert recipes.from_dict(recipe.as_dict()) == recipe
-    assert load(written(tmp_path / "config.yaml", recipes.dump(recipe))) == recipe
+    assert load(written(tmp_path / "config.yaml", reading.dump(recipe))) == recipe
 
 
-@pytest.mark.parametrize("name", sorted(set(recipes.names()) - NO_WINDOW))
+@pytest.mark.parametrize("name", sorted(set(reading.names()) - NO_WINDOW))
 def test_a_shipped_window_lies_within_the_run_and_leaves_out_its_ends(name: str) -> None:
     recipe = load(name)
     start, stop = recipe.window

@@ -304,8 +304,7 @@ class ForwardBlocker(Joinable):
     def stats(self) -> Stats:
         """What blocking has done so far. Waits for the device; raises what went wrong there."""
         self._check()
-        doing = "" if self.last is None else self.selector.explanation()
-        return Stats.of(self._counters, self.selector.diagnostics(), doing)
+        return Stats.of(self._counters, self.selector.diagnostics(), self.selector.explanation() if self.last else "")
 
     def explain(self) -> str:
         """A table of the operations before the cut: replayed, or computed, and why. Of the last pruned step."""

@@ -20,7 +20,7 @@ pytest.importorskip("tensorboard")
 from halfway.lab.cli import main
 from halfway.lab.comparison import run as comparison
 from halfway.lab.comparison import trials
-from halfway.lab.recipes import schema as recipe
+from halfway.lab.recipes import reading
 from halfway.lab.training.run_result import RunResult
 
 SMALL = [
@@ -261,8 +261,8 @@ def test_it_runs_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_timing_compares_other_batch_sizes_with_full_training_of_their_own() -> None:
-    r = recipe.load("tiny-cifar10").with_settings(
-        {**recipe.parse_settings(SMALL), "root": "synthetic", "data.train_samples": 128}
+    r = reading.load("tiny-cifar10").with_settings(
+        {**reading.parse_settings(SMALL), "root": "synthetic", "data.train_samples": 128}
     )
     plan = trials.plan(r, ["full", "random"], [0.5], [0], {"batch_size": [16, 64]})
     groups = {trial.group: trial.recipe for trial in plan}

@@ -21,7 +21,8 @@ from halfway.lab.comparison import table
 from halfway.lab.comparison.results import Row, summarise
 from halfway.lab.comparison.trials import Group, Trial, group_of
 from halfway.lab.comparison.verdict import reading
-from halfway.lab.recipes.schema import OF_A_RUN, Recipe, from_dict, load
+from halfway.lab.recipes.reading import load
+from halfway.lab.recipes.schema import OF_A_RUN, Recipe, from_dict
 from halfway.lab.training.run_folder import RunFolder
 from halfway.lab.training.run_result import RunResult
 

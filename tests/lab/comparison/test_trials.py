@@ -12,7 +12,7 @@ pytest.importorskip("yaml")
 
 from halfway.lab.comparison.trials import Group, Trial, group_of, plan
 from halfway.lab.recipes.predicted_cost import predicted_cost
-from halfway.lab.recipes.schema import load
+from halfway.lab.recipes.reading import load
 
 RECIPE = load("tiny-cifar10")
 

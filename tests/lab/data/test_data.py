@@ -313,7 +313,7 @@ def test_a_run_folder_with_a_policy_that_is_gone_does_not_go_on_with_another(
 ) -> None:
     pytest.importorskip("yaml")
     from halfway.lab.cli import main
-    from halfway.lab.recipes import schema as recipes
+    from halfway.lab.recipes import reading as recipes
 
     recipe = recipes.load("tiny-imagenet-resnet50").with_settings({"root": "synthetic", "data.memory": True})
     config = tmp_path / "config.yaml"

@@ -22,7 +22,7 @@ from torchvision.datasets import imagenet, voc
 
 from halfway.lab.cli import main
 from halfway.lab.data import DataSettings, load, official
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading as recipes
 from tests.helpers.file_server import FileServer
 from tests.helpers.pictures import settings
 from tests.helpers.releases import ARCHIVE, FOLDER, fetched, left, packed

@@ -17,7 +17,7 @@ pytest.importorskip("tqdm")
 from halfway.lab.data import Data, DataSettings, TrainSet, load, variants
 from halfway.lab.data.folds import folds_of
 from halfway.lab.data.sources import Arrays
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading as recipes
 from tests.helpers.pictures import class_folders, generator, settings
 from tests.lab.data.test_cifar import binary_release
 

@@ -19,8 +19,8 @@ import halfway
 from halfway.lab.models import small as nets
 from halfway.lab.models.speedrun import Whitening, prepare
 from halfway.lab.recipes.predicted_cost import probe_share, sample_flops
+from halfway.lab.recipes.reading import load as load_recipe
 from halfway.lab.recipes.schema import Recipe
-from halfway.lab.recipes.schema import load as load_recipe
 from halfway.lab.training.loop import PREPARED_ON, Training
 from halfway.lab.training.run_folder import RunFolder
 from tests.helpers.replays import freeze_batch_norm, gradients, relative_difference

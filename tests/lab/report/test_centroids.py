@@ -14,7 +14,7 @@ pytest.importorskip("torchvision")
 pytest.importorskip("yaml")
 
 from halfway.lab import data
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading as recipes
 from halfway.lab.report import centroids as report_centroids
 from halfway.lab.training.run_folder import RunFolder
 

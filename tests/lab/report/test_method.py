@@ -16,7 +16,7 @@ pytest.importorskip("torchvision")
 pytest.importorskip("yaml")
 
 from halfway.lab.comparison.trials import group_of
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading as recipes
 from halfway.lab.report import method as report_method
 from halfway.lab.report.runs import Runs
 from halfway.lab.training.run_result import RunResult

@@ -22,7 +22,7 @@ from halfway.lab.cli import main
 from halfway.lab.comparison import table
 from halfway.lab.comparison.results import write as write_results
 from halfway.lab.comparison.verdict import headline
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading as recipes
 from halfway.lab.report import page
 from halfway.lab.report import runs as report_runs
 from halfway.lab.training.run_folder import RunFolder

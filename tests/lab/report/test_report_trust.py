@@ -20,7 +20,7 @@ from halfway.lab import data
 from halfway.lab.cli import main
 from halfway.lab.models import by_name as models
 from halfway.lab.models import small as nets
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading as recipes
 from halfway.lab.training import session
 from halfway.lab.training.run_folder import RunFolder
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("yaml")
 
-from halfway.lab.recipes import schema as recipes
+from halfway.lab.recipes import reading as recipes
 from halfway.lab.study import plan
 from tests import ROOT
 from tests.helpers.recipe_files import written

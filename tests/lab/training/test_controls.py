@@ -18,7 +18,8 @@ from halfway import ForwardBlocker
 from halfway.lab.models import small as nets
 from halfway.lab.recipes import controls
 from halfway.lab.recipes.predicted_cost import predicted_cost
-from halfway.lab.recipes.schema import Recipe, dump, from_dict
+from halfway.lab.recipes.reading import dump
+from halfway.lab.recipes.schema import Recipe, from_dict
 from halfway.lab.training import session
 from halfway.lab.training.loop import Training
 from halfway.lab.training.order import BatchOrder
@@ -121,9 +122,9 @@ def test_its_batches_are_those_of_random_pruning_on_every_number_of_ranks() -> N
 
 
 def test_a_batch_that_is_too_small_is_refused_before_training() -> None:
-    from halfway.lab.recipes import schema
+    from halfway.lab.recipes import reading
 
-    voc = schema.load("tiny-voc").with_settings({"batch_size": 8, "prune_ratio": 0.9, "method": "smaller_batch"})
+    voc = reading.load("tiny-voc").with_settings({"batch_size": 8, "prune_ratio": 0.9, "method": "smaller_batch"})
     with pytest.raises(ValueError, match="1 of 8 samples would be retained per rank, but segmentation needs 2"):
         check_trainable(voc)
 

@@ -16,7 +16,7 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("timm")
 
 from halfway.lab import data
-from halfway.lab.recipes import schema as recipe
+from halfway.lab.recipes import reading as recipe
 from halfway.lab.training.loop import Training
 
 CPU = torch.device("cpu")

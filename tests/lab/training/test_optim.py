@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 pytest.importorskip("yaml")
 
-from halfway.lab.recipes.schema import LearningRate, OptimizerSettings, load
+from halfway.lab.recipes.reading import load
+from halfway.lab.recipes.schema import LearningRate, OptimizerSettings
 from halfway.lab.training.optim import make_optimizer, make_policy
 
 STEPS = 40

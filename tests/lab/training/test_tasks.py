@@ -16,7 +16,7 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("tqdm")
 
 from halfway.lab.data import TestSet
-from halfway.lab.recipes.schema import load
+from halfway.lab.recipes.reading import load
 from halfway.lab.training import tasks
 
 CPU = torch.device("cpu")

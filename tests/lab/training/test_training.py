@@ -20,7 +20,7 @@ pytest.importorskip("tensorboard")
 from halfway import Density, ForwardBlocker, Schedule
 from halfway.lab.cli import main
 from halfway.lab.models import small as nets
-from halfway.lab.recipes import schema as recipe
+from halfway.lab.recipes import reading as recipe
 from halfway.lab.recipes.schema import Recipe
 from halfway.lab.training import session
 from halfway.lab.training.loop import Training

@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan the runs, then see `carry_out`."""
     from ..comparison import trials
     from ..recipes import methods
-    from ..recipes import schema as recipes
+    from ..recipes import reading as recipes
     from ..training import session
     from .train import fetch_data, read_recipe
 

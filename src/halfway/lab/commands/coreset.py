@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _choice(arguments: argparse.Namespace) -> Choice:
     from ..coresets.choose import Choice
     from ..coresets.proxies import ProxyOptions
-    from ..recipes import schema as recipes
+    from ..recipes import reading
     from ..recipes.conversion import nested
     from .train import read_recipe
 
@@ -118,7 +118,7 @@ def _choice(arguments: argparse.Namespace) -> Choice:
     network = [word for word in arguments.settings if _of_model(word)]
     others = [word for word in arguments.settings if not _of_model(word)]
     recipe = read_recipe(argparse.Namespace(**{**vars(arguments), "settings": others}))
-    changes = nested(recipes.parse_settings(network)).get("model", {})
+    changes = nested(reading.parse_settings(network)).get("model", {})
     epochs = arguments.proxy_epochs if arguments.proxy_epochs is not None else recipe.coreset.proxy_epochs
     folder = Path(arguments.folder or f"runs/coresets-{recipe.name}")
     options = ProxyOptions(changes, epochs, arguments.proxy_runs, arguments.proxy_seed)

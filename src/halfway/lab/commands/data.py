@@ -87,10 +87,10 @@ def _does(known: Any) -> str:
 def _used_by() -> dict[str, list[str]]:
     """Names of recipes by data set; recipes that need SBD also need VOC."""
     from ..data import official
-    from ..recipes import schema
+    from ..recipes import reading
 
     used: dict[str, list[str]] = {}
-    for recipe in map(schema.load, schema.names()):
+    for recipe in map(reading.load, reading.names()):
         name: str | None = official.name_for(recipe.data) or recipe.data.name
         while name is not None:
             used.setdefault(name, []).append(recipe.name)

@@ -47,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     from ..comparison import trials
     from ..comparison.verdict import headline, reading
     from ..files import write_whole
-    from ..recipes import schema as recipes
     from ..recipes.predicted_cost import predicted_cost
+    from ..recipes.reading import load as load_recipe
     from ..training import session
     from .compare import carry_out
 
-    recipe = recipes.load("digits")
+    recipe = load_recipe("digits")
     ratio = recipe.require_one_ratio("demo") if arguments.prune_ratio is None else arguments.prune_ratio
     if not 0.05 <= ratio <= 0.9:
         raise ValueError(f"--prune-ratio is the share of each batch to prune and must be in [0.05, 0.9], got {ratio}")

@@ -36,12 +36,12 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table of recipes, or one recipe."""
     from ...tables import columns, markdown
-    from ..recipes import schema as recipes
+    from ..recipes import reading
 
     if arguments.name is not None:
-        print(recipes.dump(recipes.load(arguments.name)), end="")
+        print(reading.dump(reading.load(arguments.name)), end="")
         return 0
-    rows = [row for name in recipes.names() for row in cost_rows(recipes.load(name))]
+    rows = [row for name in reading.names() for row in cost_rows(reading.load(name))]
     if arguments.markdown:
         print(markdown(COLUMNS, rows, words=2))
     else:

@@ -98,14 +98,14 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
 
 def read_recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe that the shared options describe."""
-    from ..recipes import schema as recipes
+    from ..recipes import reading
 
-    recipe = recipes.load(arguments.recipe)
+    recipe = reading.load(arguments.recipe)
     if arguments.epochs is not None:
         if arguments.epochs < 1:
             raise ValueError(f"--epochs must be at least 1, got {arguments.epochs}")
         recipe = recipe.of_length(arguments.epochs)
-    changes = recipes.parse_settings(arguments.settings)
+    changes = reading.parse_settings(arguments.settings)
     if arguments.data is not None:
         changes["root"] = arguments.data
     return recipe.with_settings(changes)

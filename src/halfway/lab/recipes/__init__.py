@@ -1,4 +1,5 @@
 """Recipes: everything one training needs to know, in a small YAML file beside this one.
 
-`schema` reads them, `methods` lists the methods by name, `predicted_cost` predicts what they will cost.
+`schema` says what they hold, `reading` reads them, `methods` lists the methods by name, `predicted_cost` predicts what
+they will cost.
 """

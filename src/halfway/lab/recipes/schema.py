@@ -1,17 +1,10 @@
-"""A recipe: everything one training needs to know, in one small YAML file.
-
-Those that ship with halfway are beside this file; a path to a YAML file works as well, and so does the `config.yaml` of
-a run. A recipe may say `extends: other` and then only what differs. Any setting can be replaced by `key=value`, with
-dots for sections: `optimizer.lr=0.05`, `density.noise=0.1`, `cut=layer2`.
-"""
+"""A recipe: everything one training needs to know. `reading` has it from a file."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import did_you_mean
@@ -23,13 +16,12 @@ from ...selectors.earlier import sections_today
 from ..coresets.settings import CoresetSettings
 from ..data.settings import VARIANTS, DataSettings
 from . import methods as known_methods
-from .conversion import flat, make, nested, plain
+from .conversion import flat, make, merged, nested, plain
 from .methods import FULL, IMPLEMENTATIONS, WHOLE_BATCHES, Method
 
 if TYPE_CHECKING:
     from ..data import Data
 
-FOLDER = Path(__file__).parent
 # Settings in which the runs of a comparison differ.
 OF_A_RUN = ("root", "seed", "method", "prune_ratio")
 # Descriptions, and where and how the data are read: none of this changes what a run computes.
@@ -369,52 +361,6 @@ class Recipe:
         return {**content, **methods}
 
 
-# --------------------------------------------------------------------- reading
-
-
-def names() -> list[str]:
-    """The shipped recipes."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-def load(name: str) -> Recipe:
-    """A recipe by its name, or from a YAML file."""
-    content = _read(name)
-    content.setdefault("name", Path(name).stem)
-    return from_dict(content)
-
-
-def parse_settings(words: Iterable[str]) -> dict[str, Any]:
-    """`["optimizer.lr=0.1"]` as a dict; values are YAML, so that numbers are numbers and [1, 2] is a list."""
-    changes = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise ValueError(f"settings are given as key=value, like optimizer.lr=0.05; got {word!r}")
-        changes[key.strip()] = parse_value(value)
-    return changes
-
-
-def parse_value(text: str) -> Any:
-    """A value as YAML reads it; also 1e-3, which YAML takes for a string."""
-    import yaml
-
-    if "e" in text.lower():
-        with contextlib.suppress(ValueError):
-            return float(text)
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ValueError(f"{text!r} is not a value; lists are written [1, 2], and odd text in quotes") from None
-
-
-def dump(recipe: Recipe) -> str:
-    """The recipe as YAML; `load` gives the same recipe back."""
-    import yaml
-
-    return yaml.safe_dump(recipe.as_dict(), sort_keys=False, width=100)
-
-
 def from_dict(content: Mapping[str, Any]) -> Recipe:
     """A recipe from plain values; every key and type is checked."""
     if "methods" in content:
@@ -424,47 +370,6 @@ def from_dict(content: Mapping[str, Any]) -> Recipe:
     if isinstance(own.get("method"), str):
         own["method"], sections = sections_today(own["method"], sections)
     return make(Recipe, {**own, "methods": sections}, "")
-
-
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` over `base`, section by section. A section with another `name` does not inherit options."""
-    out = dict(base)
-    if changes.get("name", out.get("name")) != out.get("name"):
-        out.pop("options", None)
-    for key, value in changes.items():
-        inner = out.get(key)
-        out[key] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return out
-
-
-def _read(name: str, beside: Path = Path(), extending: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings in a file, merged over those it extends. extending: the chain of files that led here."""
-    import yaml
-
-    path = beside / name if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        if path.parent != FOLDER:
-            raise FileNotFoundError(f"no recipe file {str(path)!r}")
-        raise ValueError(f"no recipe {name!r}; {did_you_mean(name, names())} (or give a path to a .yaml file)")
-    files = (*extending, path.resolve())
-    if files[-1] in extending:
-        circle = " extends ".join(file.name for file in files[files.index(files[-1]) :])
-        raise ValueError(f"a recipe cannot extend itself: {circle}; remove one of these `extends`")
-    try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path.name} is not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds no settings; a recipe looks like those in {FOLDER.name}/")
-    parent = content.pop("extends", None)
-    if parent is None:
-        return content
-    if not isinstance(parent, str):
-        raise ValueError(f"{path.name}: extends takes the name of a recipe or of a .yaml file, got {parent!r}")
-    inherited = _read(parent, path.parent, files)
-    if "paper" in content:  # its numbers belong together
-        inherited.pop("paper", None)
-    return merged(inherited, content)
 
 
 def _scaled(length: int, factor: float) -> int:

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..data.settings import VARIANTS
+from ..recipes import reading
 from ..recipes import schema as recipes
 from ..recipes.schema import Recipe
 from ..training.run_result import RunResult
@@ -40,7 +41,7 @@ def repeat_command(run: RunResult) -> str:
         file = PurePath(r.coreset.file)
         chosen = ["--subset", file.name if file.is_absolute() else str(file)]
     options = [*where, *chosen, "--seed", str(r.seed)]
-    if r.name not in recipes.names():
+    if r.name not in reading.names():
         return shlex.join(["halfway", "train", f"{run.path.name}/config.yaml", *where])
     return shlex.join(["halfway", "train", r.name, *_changes(r), *options])
 
@@ -48,7 +49,7 @@ def repeat_command(run: RunResult) -> str:
 def _changes(recipe: Recipe) -> list[str]:
     """key=value of every setting that differs from the shipped recipe."""
     of_this_run = {key: getattr(recipe, key) for key in recipes.OF_A_RUN}
-    shipped, now = recipes.load(recipe.name).with_settings(of_this_run).identity(), recipe.identity()
+    shipped, now = reading.load(recipe.name).with_settings(of_this_run).identity(), recipe.identity()
     now |= {key: recipe.get(key) for name in VARIANTS if (key := f"data.{name}") in shipped}  # also at its default
     return [f"{key}={_yaml(now[key])}" for key in now if now[key] != shipped.get(key) and key != "coreset.content"]
 

@@ -14,6 +14,7 @@ from typing import Any
 from ..comparison import results as recorded
 from ..comparison.trials import Group, group_of, matters
 from ..comparison.verdict import PFB
+from ..recipes import reading
 from ..recipes import schema as recipes
 from ..recipes.methods import CONTROLS, FULL
 from ..recipes.schema import Recipe
@@ -81,7 +82,7 @@ class Runs:
         """The PFB group that the galleries show: at the ratio nearest to one half and, if there are several, with the
         shipped settings; None if there is no PFB run."""
         found = [group for group in self.groups if group.method == PFB]
-        shipped = recipes.load(name).identity() if (name := self.recipe.name) in recipes.names() else {}
+        shipped = reading.load(name).identity() if (name := self.recipe.name) in reading.names() else {}
 
         def far(group: Group) -> tuple[float, int]:
             changed = sum(shipped.get(key) != value for key, value in group.settings)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..comparison.paired import Difference, difference, residual
 from ..files import write_whole
-from ..recipes import schema
+from ..recipes import reading
 from ..recipes.methods import FULL, settings_of
 from ..recipes.schema import Recipe
 from .arms import Arm, arms
@@ -62,7 +62,7 @@ def extract(study: Study, results: int) -> dict[str, Any]:
 
 
 def _rung(study: Study, base: str) -> dict[str, Any]:
-    recipe = schema.load(base)
+    recipe = reading.load(base)
     plain = _family_of(arms([Run("", FULL, base, 0, recipe.with_settings({"method": FULL}))], [])[0])
     members = [arm for found in study.arms.values() for arm in found if arm.base == base and _family_of(arm) == plain]
     findings = [

@@ -31,7 +31,7 @@ from typing import Any
 
 from ...errors import did_you_mean
 from ..coresets.chosen import pinned
-from ..recipes import schema
+from ..recipes import reading
 from ..recipes.methods import FULL
 from ..recipes.schema import Recipe
 
@@ -122,7 +122,7 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
         for base in stage["recipes"]:
             if seed not in fewer.get(base, stage["seeds"]):
                 continue
-            recipe = schema.load(base)
+            recipe = reading.load(base)
             for arm, content in stage["arms"].items():
                 own = {**stage, **{key: value for key, value in (content or {}).items() if key in _FEWER}}
                 if seed not in own["seeds"] or base not in own["recipes"]:

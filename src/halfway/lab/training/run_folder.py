@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ..files import write_json, write_tensors, write_whole
-from ..recipes import schema as recipes
+from ..recipes import reading
 from ..recipes.schema import Recipe
 
 # What a checkpoint holds, see `Training`; the version changes when that does.
@@ -73,10 +73,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{self.path} cannot be made ({error.strerror}); choose another with --out") from error
-        write_whole(self.config, "# `halfway train config.yaml` repeats this run.\n" + recipes.dump(recipe))
+        write_whole(self.config, "# `halfway train config.yaml` repeats this run.\n" + reading.dump(recipe))
 
     def _require_same_recipe(self, recipe: Recipe) -> None:
-        before, now = recipes.load(str(self.config)).identity(), recipe.identity()
+        before, now = reading.load(str(self.config)).identity(), recipe.identity()
         differences = [
             f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
             for key in sorted(before.keys() | now.keys())

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..recipes import schema as recipes
+from ..recipes import reading
 from ..recipes.methods import FULL
 from ..recipes.schema import Recipe
 from .run_folder import RunFolder
@@ -34,7 +34,7 @@ class RunResult:
             raise FileNotFoundError(f"{path} is not a run folder (it has no config.yaml)")
         sessions = folder.read_environment()
         steps = sessions[-1]["steps"] if sessions else 0
-        return cls(path, recipes.load(str(folder.config)), folder.read_metrics(), sessions, steps)
+        return cls(path, reading.load(str(folder.config)), folder.read_metrics(), sessions, steps)
 
     @property
     def finished(self) -> bool:
