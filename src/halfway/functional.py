@@ -225,6 +225,22 @@ def assign(x: Tensor, centroids: Tensor) -> Tensor:
     return torch.cdist(x, centroids, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
 
 
+def highest(scores: Tensor, ids: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Of some samples those with the largest scores; equal ones in random order.
+
+    Args:
+        scores: (N,) of all samples, on the CPU, without NaN.
+        ids: (M,) int64, the samples to choose from.
+        count: how many.
+        generator: on the CPU.
+
+    Returns:
+        (count,) int64, the best first.
+    """
+    shuffled_M = ids[torch.randperm(len(ids), generator=generator, device="cpu")]
+    return shuffled_M[scores[shuffled_M].argsort(descending=True, stable=True)[:count]]
+
+
 def cluster_sums(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     """What each cluster receives from one batch (the sums inside Eq. 8): plain sums, so they add up over ranks.
 

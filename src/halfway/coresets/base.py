@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..functional import highest
 from ..settings import plain_settings, recorded_settings
 from .budgets import Group, groups
-from .choosing import checked_scores, highest, tie_breaker
+from .choosing import checked_scores, tie_breaker
 from .coreset import Coreset
 from .evidence import Evidence
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..functional import highest
 from ..seeds import seed_of
 from .budgets import groups
 
@@ -41,12 +42,6 @@ def choose(
         for group in groups(labels_N, keep, classes, class_balance and labels is not None)
     ]
     return torch.cat(found).sort().values
-
-
-def highest(scores_N: Tensor, ids: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` of the `ids`, those with the largest of (N,) scores; equal ones in random order."""
-    shuffled = ids[torch.randperm(len(ids), generator=generator)]
-    return shuffled[scores_N[shuffled].argsort(descending=True, stable=True)[:count]]
 
 
 def tie_breaker(seed: int) -> torch.Generator:

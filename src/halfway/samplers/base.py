@@ -9,7 +9,6 @@ Shape suffixes: N samples of the data set, M retained, B of a batch. R ranks.
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ..seeds import seed_of
 from ..settings import as_json, from_0, plain_settings, recorded_settings, require_same_config, share
 from ..state.ranks import Ranks
 from ..state.sample_memory import SampleMemory
+from .refusals import check_ids, check_observed, length_of
 from .weights import Index
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class EpochSampler(Sampler[int]):
             raise ValueError(
                 f"a sampler decides before each epoch, but {schedule} counts steps; use Schedule(..., unit='epoch')"
             )
-        self.num_samples = _length(data)
+        self.num_samples = length_of(data)
         self.prune_ratio = share("prune_ratio", prune_ratio)
         self.schedule = schedule or Schedule()
         self.seed = seed
@@ -229,7 +229,7 @@ class EpochSampler(Sampler[int]):
             ids: (B,) whole numbers, the samples' positions in the data set.
             losses: (B,) the loss of each, before weights. A sample whose loss is not finite becomes unknown.
         """
-        self._check_observed(ids, losses)
+        check_observed(ids, losses, self.num_samples)
         if self.learns:
             self._counters["fed"] = 1
             with torch.no_grad():
@@ -241,7 +241,7 @@ class EpochSampler(Sampler[int]):
         For loops without `WithWeights`. Nothing waits for the device.
         """
         self._ensure_epoch()
-        self._check_ids(ids)
+        check_ids(ids, self.num_samples)
         if self._weights_there is None or self._weights_there.device != ids.device:
             self._weights_there = self._weights_N.to(ids.device)
         return self._weights_there[ids]
@@ -361,24 +361,6 @@ class EpochSampler(Sampler[int]):
         if self._epoch is None:
             raise RuntimeError("this epoch is not decided yet; call sampler.set_epoch(epoch) before each epoch")
 
-    def _check_ids(self, ids: Any) -> None:
-        if not isinstance(ids, Tensor) or ids.ndim != 1 or ids.dtype == torch.bool or ids.dtype.is_floating_point:
-            raise ValueError(f"ids must be a tensor of whole numbers, one per sample, shape (B,), got {_kind(ids)}")
-        # Ids on a device are checked by the memory, without making the host wait.
-        if ids.device.type == "cpu" and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_samples:
-            raise ValueError(
-                f"ids must be from 0 to {self.num_samples - 1}, the samples' positions in the data set, got "
-                f"{int(ids.min())} to {int(ids.max())}"
-            )
-
-    def _check_observed(self, ids: Any, losses: Any) -> None:
-        self._check_ids(ids)
-        if not isinstance(losses, Tensor) or losses.shape != ids.shape or not losses.is_floating_point():
-            raise ValueError(
-                f"losses must be a float tensor with one loss per id, shape ({len(ids)},), got {_kind(losses)}; "
-                "compute them with reduction='none' (and average over pixels or tokens yourself)"
-            )
-
     def _config(self) -> dict[str, Any]:
         return {
             "sampler": self.name,
@@ -393,26 +375,6 @@ class EpochSampler(Sampler[int]):
 
 def highest(scores_N: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """(count,) sorted ids of the highest of (N,) scores. NaN (unknown) counts as highest; ties are broken at random."""
-    shuffled = torch.randperm(len(scores_N), generator=generator, device="cpu")
-    scores = scores_N.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))
-    ranking = shuffled[scores[shuffled].argsort(descending=True, stable=True)]
-    return ranking[:count].sort().values
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype} of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
-
-
-def _length(data: Any) -> int:
-    try:
-        size = len(data) if isinstance(data, Sized) else operator.index(data)
-    except TypeError:
-        raise TypeError(
-            f"data must be a data set with a length, or its length, got a {type(data).__name__}; an iterable data set "
-            "cannot be sampled from"
-        ) from None
-    if size < 1:
-        raise ValueError("the data set is empty" if size == 0 else f"the length must be at least 1, got {size}")
-    return size
+    ranked_N = scores_N.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))
+    ids_N = torch.arange(len(scores_N), device="cpu")
+    return functional.highest(ranked_N, ids_N, count, generator).sort().values

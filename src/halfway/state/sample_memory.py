@@ -81,9 +81,9 @@ class SampleMemory:
         finite are written as unknown. With several ranks only the first call waits for the others; after that
         `settle` waits when the memory is needed.
 
-        Messages between ranks have room for the largest first batch of any rank. What does not fit comes with the next
-        ones, which soon have room for it: every message says what its rank would need. (Rows still waiting are no part
-        of a state.)
+        Messages between ranks have room for a quarter more than the largest first batch of any rank. What does not fit
+        comes with the next ones, which soon have room for it: every message says what its rank would need. Rows that
+        still wait are no part of a state: a run that is resumed at this moment has forgotten them.
 
         Args:
             batch_size: the size of the batch the ids were chosen from.
@@ -122,9 +122,10 @@ class SampleMemory:
         if not self._room:
             sizes = torch.zeros(ranks.size, dtype=torch.int64, device=device)
             sizes[ranks.rank] = size
-            self._room = int(ranks.sum(sizes).wait().max())
+            self._room = _with_slack(int(ranks.sum(sizes).wait().max()))
         if len(self._asked) > 1:  # by the message before the last, which has reached the host by now
-            self._room = max(self._room, int(self._asked.pop(0).value()))
+            wanted = int(self._asked.pop(0).value())
+            self._room = self._room if wanted <= self._room else _with_slack(wanted)
 
     def _nothing(self) -> Tensor:
         return torch.zeros(0, 1 + self.width, dtype=torch.float64, device="cpu")
@@ -207,6 +208,10 @@ class SampleMemory:
         if self.num_samples not in (None, len(values)):
             raise ValueError(f"the state remembers {len(values)} samples, here are {self.num_samples}")
         return values.to(torch.float32, copy=True)
+
+
+def _with_slack(size: int) -> int:
+    return size + size // 4 + 8
 
 
 def _on_host(ids: Tensor) -> bool:

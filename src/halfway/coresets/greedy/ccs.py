@@ -12,10 +12,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ...functional import highest
 from ...settings import as_number
 from ..base import Greedy, Needs, Picked, Scored
 from ..budgets import Group
-from ..choosing import checked_scores, highest
+from ..choosing import checked_scores
 from ..evidence import Evidence
 from ..scores.aum import AUM
 from ..scores.el2n import EL2N
