@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
-from ..engine.interception import Interception
 from ..functional import retained_count
-from ..modules import unwrap
 from ..ratios import PruneRatio, Ratios
 from ..samplers.weights import Index
 from ..schedule import Schedule, check_schedule
 from ..seeds import seed_of
 from ..selectors import Candidates, Selection, Selector
 from ..selectors.base import aside
-from ..selectors.tools.losses import per_sample
 from ..settings import as_json, from_0, plain_settings, require_same_config
 from ..state.ranks import Ranks
 from ..stats import Counters, Stats
 from .epoch import Epoch
+from .feedback import Feedback
 from .refusals import checked_source, checked_targets, needing_nothing, targets_of
-from .reports import Report, Reports
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -115,15 +111,11 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self._source = checked_source(sampler)
         self._targets = checked_targets(targets, self.selector, self._source)
         self._counters = Counters()
-        self._reports = Reports()
+        self._feedback = Feedback(self.selector, lag)
         self._epoch: Epoch | None = None
         self._skip = 0
         self._finished = False  # all of the epoch's batches were handed out, and no epoch was set since
-        self._largest_lag = 0
         self._loaded_untouched: int | None = None  # see load_state_dict
-        self._entered: list[Tensor] = []
-        self._watching: Interception | None = None
-        self._observed = self._warned = False
         as_json(self._config(), "PrunedBatchSampler")  # an error now rather than at the first checkpoint
         self._ranks = Ranks(process_group, timeout, "PrunedBatchSampler", "observe losses")
         self._ranks.agree(self._config())
@@ -156,7 +148,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         self._finished = False
 
     def __iter__(self) -> BatchIterator:
-        self._check_watched()
+        self._feedback.check_watched()
         if self._epoch is None:
             self._begin(0)
         elif self._finished:
@@ -179,49 +171,14 @@ class PrunedBatchSampler(Sampler[list[int]]):
             ids: (S,) whole numbers, the samples' positions in the data set.
             losses: (S,) one loss per sample, before weights; None where the selector learns from a watched layer only.
         """
-        if not isinstance(ids, Tensor) or ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
-            found = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
-            raise ValueError(f"ids must be a tensor of whole numbers, one per sample, shape (S,), got {found}")
-        if losses is not None:
-            per_sample(losses, len(ids), "batches.observe(ids, losses)")
-        elif self.selector.wants_losses == "required":
-            raise ValueError(f"the selector {self.selector.name!r} learns from losses: batches.observe(ids, losses)")
-        watched = self._entered.pop() if self._entered else None
-        if self._watching is not None and watched is None:
-            raise RuntimeError(
-                "the watched model was not called in training mode since the last batches.observe: call it after the "
-                "model, once for each batch"
-            )
-        if watched is not None and len(watched) != len(ids):
-            raise ValueError(f"the model was last called on {len(watched)} samples, but these are {len(ids)} ids")
-        self._observed = True
-        if self._takes_reports:
-            self._reports.add(Report(ids, None if losses is None else losses.float(), watched))
-            if self._epoch is not None and self._reports.arrived == self._epoch.batches:
-                self._learn(None)  # here, where all ranks come by, and not when one of them saves
+        self._feedback.observe(ids, losses)
+        if self._epoch is not None and self._feedback.arrived == self._epoch.batches:
+            self._feedback.learn(self._candidates)  # here, where all ranks come by, and not when one of them saves
 
     def watch(self, model: nn.Module) -> None:
         """For a selector that learns from what enters a layer of the model (`balanced_remembered`): once, before the
         loop. What the layer was given in the last call of `model` goes with the next `observe(ids, ...)`."""
-        root, compiled = unwrap(model)
-        watched = self.selector.watches(root)
-        if watched is None:
-            raise ValueError(f"the selector {self.selector.name!r} does not learn from the model: nothing to watch")
-        if compiled:
-            raise TypeError(
-                f"the selector {self.selector.name!r} watches a layer, which a compiled model does not show; compile "
-                "other parts of the model only, or choose another selector"
-            )
-        if self._watching is not None:
-            raise RuntimeError("a model is being watched already")
-        entered = self._entered
-
-        def entering(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            if root.training and torch.is_grad_enabled() and args:
-                entered[:] = [args[0].detach()]
-            return original(*args, **kwargs)
-
-        self._watching = Interception(watched, "_call_impl", entering)
+        self._feedback.watch(model)
 
     def weights(self, ids: Tensor) -> Tensor:
         """(S,) ids to (S,) float32 factors for their losses in this epoch, on the same device; 1 unless re-weighted.
@@ -237,7 +194,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         """What pruning has done in the batches drawn so far. May wait for the device; raises what went wrong there."""
         self.selector.check()
         doing = "" if self.last is None else self.selector.explanation()
-        return Stats.of(self._counters, self.selector.diagnostics(), doing, lag=self._largest_lag)
+        return Stats.of(self._counters, self.selector.diagnostics(), doing, lag=self._feedback.largest_lag)
 
     @property
     def prune_ratio(self) -> float:
@@ -265,7 +222,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         It holds what this rank has drawn in this epoch. At the end of an epoch that of any rank will do.
         """
         if self.lag is None:
-            self._learn(None)
+            self._feedback.learn(self._candidates)
         self.selector.check()
         return {
             "version": _STATE_VERSION,
@@ -273,8 +230,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
             "ranks": self._ranks.size,
             "rank": self._ranks.rank,
             "epoch": None if self._epoch is None else self._epoch.state_dict(),
-            "reports": self._reports.state_dict(),
-            "lag": self._largest_lag,
+            **self._feedback.state_dict(),
             "counters": self._counters.state_dict(),
             "selector": self.selector.state_dict(),
         }
@@ -301,18 +257,14 @@ class PrunedBatchSampler(Sampler[list[int]]):
                 epoch = None  # another rank's; a new epoch can begin, this one cannot go on
         self.selector.load_state_dict(state["selector"])
         self._counters.load_state_dict(state["counters"])
-        self._reports.load_state_dict(state["reports"])
-        self._largest_lag = int(state["lag"])
+        self._feedback.load_state_dict(state)
         self._epoch, self._skip, self._finished, self.last = epoch, 0, False, None
-        self._observed = self._reports.arrived > 0
         self._ranks.forget_senders()
         self._loaded_untouched = progress
 
     def close(self) -> None:
         """Let go of the watched model, and give the process group back."""
-        if self._watching is not None:
-            self._watching.remove()
-            self._watching = None
+        self._feedback.close()
         self._ranks.close()
 
     # ---------------------------------------------------------------------------
@@ -329,7 +281,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
         """Choose among the samples of the next batch."""
         self._loaded_untouched = None
         k, counters, selector = epoch.drawn, self._counters, self.selector
-        self._learn(k)
+        self._feedback.learn(self._candidates, before=k)
         ids = epoch.batch(k)
         size = len(ids)
         position = self._position
@@ -350,43 +302,14 @@ class PrunedBatchSampler(Sampler[list[int]]):
         counters.retained += count
         counters.spent += count
 
-    def _learn(self, k: int | None) -> None:
-        """Before batch k is drawn: from the reports that it may know; None: from all that have arrived."""
-        until = None
-        if k is not None and self._takes_reports:
-            behind = k + 1 - self._reports.arrived
-            if self.lag is not None:
-                until = max(0, k + 1 - self.lag)
-                if self._reports.arrived < until:
-                    raise RuntimeError(
-                        f"lag={self.lag}, but batch {k} is drawn when {self._reports.arrived} batches of this epoch "
-                        f"have been observed; pass lag={behind} at least (num_workers * prefetch_factor + 1 of a plain "
-                        "DataLoader), and call batches.observe once for each batch"
-                    )
-            self._largest_lag = max(self._largest_lag, min(behind if self._observed else 0, k + 1))
-        for report in self._reports.take(until):
-            candidates = self._candidates(report.ids.to(torch.int64), None)
-            with aside(candidates.generator.device):
-                if report.watched is not None:
-                    self.selector.note(candidates, None, report.watched)
-                if report.losses is not None:
-                    self.selector.observe(candidates, None, report.losses)
-
-    @property
-    def _takes_reports(self) -> bool:
-        """Whether the selector learns from what training shows."""
-        return self.selector.wants_losses != "no" or self._watching is not None
-
-    def _candidates(self, ids: Tensor, generator: torch.Generator | None) -> Candidates:
+    def _candidates(self, ids: Tensor, generator: torch.Generator) -> Candidates:
         targets = None if self._targets is None else targets_of(self._targets, ids)
-        generator = generator or torch.Generator("cpu")
         return Candidates(len(ids), generator, ids=ids, targets=targets, ranks=self._ranks)
 
     def _begin(self, epoch: int) -> None:
-        self._learn(None)
+        self._feedback.learn(self._candidates)
         self.selector.check()
-        self._warn_if_unfed()
-        self._reports.new_epoch()
+        self._feedback.new_epoch(self._counters.steps)
         self._epoch = Epoch(epoch, self._order(epoch), self.offered, self.drop_last)
         self._skip, self._finished = 0, False
 
@@ -398,22 +321,6 @@ class PrunedBatchSampler(Sampler[list[int]]):
         if callable(set_epoch := getattr(self._source, "set_epoch", None)):
             set_epoch(epoch)
         return torch.tensor([int(i) for i in self._source], dtype=torch.int64, device="cpu")
-
-    def _warn_if_unfed(self) -> None:
-        if self.selector.wants_losses == "required" and self._counters.steps and not (self._observed or self._warned):
-            self._warned = True
-            warnings.warn(
-                f"the selector {self.selector.name!r} learns from losses, but got none in the last epoch: call "
-                "batches.observe(ids, losses) after the loss, with one loss per sample. Without it the draw is random",
-                stacklevel=4,
-            )
-
-    def _check_watched(self) -> None:
-        if type(self.selector).watches is not Selector.watches and self._watching is None:
-            raise RuntimeError(
-                f"the selector {self.selector.name!r} learns from the model: call batches.watch(model) before the "
-                "loop, and batches.observe(ids, losses) in it"
-            )
 
     def _config(self) -> dict[str, Any]:
         return {

@@ -21,7 +21,8 @@ from halfway.lab.models.speedrun import Whitening, prepare
 from halfway.lab.recipes.predicted_cost import probe_share, sample_flops
 from halfway.lab.recipes.reading import load as load_recipe
 from halfway.lab.recipes.schema import Recipe
-from halfway.lab.training.loop import PREPARED_ON, Training
+from halfway.lab.training.building import PREPARED_ON
+from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
 from tests.helpers.replays import freeze_batch_norm, gradients, relative_difference
 from tests.helpers.small_training import CPU, assert_same_run, load, trained

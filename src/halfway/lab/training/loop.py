@@ -19,55 +19,27 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ...blocker.blocker import ForwardBlocker
 from ...seeds import seed_of
-from ...selectors.proxy import Proxy
 from ..data import Data
-from ..models import small as nets
-from ..models import speedrun
 from ..progress import Bar
 from ..recipes import controls
 from ..recipes.schema import Recipe
-from . import optim, recorders, tasks
+from . import building, optim, recorders, tasks
 from .evaluation import Evaluation
 from .irreducible import Scoring
 from .logs import Logs
 from .order import BatchOrder
 from .rank import rank_and_size
 from .retention import Retention
+from .round import Round
 from .run_folder import VERSION, RunFolder
 from .trainable import check_trainable
-
-# A layer that is computed from images sees that many of them.
-PREPARED_ON = 5000
-
-
-@dataclass
-class _Round:
-    """Sums over the current round. `loss` and `small`, the share of small losses, stay on the device."""
-
-    loss: Tensor
-    small: Tensor
-    steps: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
-
-    def add(self, loss: Tensor, seconds: float, waited: float) -> None:
-        self.loss += loss
-        self.steps += 1
-        self.seconds += seconds
-        self.waited += waited
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), "loss": self.loss.cpu(), "small": self.small.cpu()}
 
 
 class Training:
@@ -91,7 +63,7 @@ class Training:
         self.task = tasks.make(recipe)
         whole = BatchOrder(len(data.train), recipe.batch_size, recipe.seed, self.rank, self.ranks)
         self.order = whole.of_size(controls.batch_size(recipe, self.ranks))
-        self.model, self.wrapped = self._make_model()
+        self.model, self.wrapped = building.network(recipe, data, device, self.ranks)
         settings = controls.optimizer(recipe, self.ranks)
         self.optimizer = optim.make_optimizer(settings, self.model)
         per_unit = whole.per_epoch if recipe.unit == "epoch" else 1
@@ -102,7 +74,7 @@ class Training:
         warmup = round((recipe.learning_rate.warmup or 0) * per_unit * planned / self.full_steps)
         self.policy = optim.make_policy(recipe.learning_rate, self.optimizer, settings.lr, planned, warmup)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp" and device.type == "cuda")
-        self.blocker = self._make_blocker()
+        self.blocker = building.blocker(recipe, data, self.wrapped, self.task)
         self.sampler = recipe.sampler(len(data.train), self.order.per_epoch, data)
         # Where a subset is trained on for as many steps as all data, its epochs are as short as it is.
         self.epoch_steps = self.order.per_epoch
@@ -125,41 +97,6 @@ class Training:
         """For the progress bar."""
         r = self.recipe
         return f"{r.name} {r.method} {r.ratios}" if r.prunes else r.name
-
-    def _make_model(self) -> tuple[nn.Module, nn.Module]:
-        r = self.recipe
-        model = nets.build(r.model.name, r.data.classes, r.model.options, r.model.weights, r.seed, r.data.size[0])
-        model.to(self.device)
-        if r.model.weights is None:
-            speedrun.prepare(model, self._first_images)
-        if r.channels_last:
-            model.to(memory_format=torch.channels_last)
-        if self.ranks == 1:
-            return model, model
-        on = [self.device.index] if self.device.type == "cuda" else None
-        return model, DistributedDataParallel(model, device_ids=on)
-
-    def _first_images(self) -> Tensor:
-        """Training images as they are, in their order: the same for every seed, method and rank."""
-        return next(iter(self.data.trained_on.batches(PREPARED_ON)))[0]
-
-    def _make_blocker(self) -> ForwardBlocker | None:
-        loss_fn = self.task.loss_for(self.recipe)
-        labels = self.data.train.labels
-        counts = None if labels is None else torch.bincount(labels.cpu(), minlength=self.recipe.data.classes)
-        selector = self.recipe.selector(loss_fn=loss_fn, num_samples=len(self.data.train), class_counts=counts)
-        if selector is None:
-            return None
-        if isinstance(selector, Proxy):
-            speedrun.prepare(selector.model, self._first_images)
-        return ForwardBlocker(
-            self.wrapped,
-            self.recipe.cut if selector.needs == "features" else None,
-            self.recipe.ratio_by_position,
-            selector=selector,
-            schedule=self.recipe.schedule,
-            seed=self.recipe.draw_seed,
-        )
 
     # ------------------------------------------------------------------- loop
 
@@ -310,9 +247,9 @@ class Training:
 
     # ----------------------------------------------------------- end of a round
 
-    def _new_round(self) -> _Round:
+    def _new_round(self) -> Round:
         loss, small = torch.zeros(2, device=self.device)
-        return _Round(loss, small)
+        return Round(loss, small)
 
     def _end_round(self, logs: Logs) -> None:
         """Metrics, evaluation, checkpoint."""
@@ -436,7 +373,7 @@ class Training:
         self._batches, self._pruned_steps = state["batches"], state["pruned_steps"]
         self.retention.load_state_dict(state["retention"])
         sums = {name: state["round"][name].to(self.device) for name in ("loss", "small")}
-        self._round = _Round(**{**state["round"], **sums})
+        self._round = Round(**{**state["round"], **sums})
         self.step = state["step"]
 
 
