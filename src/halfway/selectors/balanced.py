@@ -25,7 +25,7 @@ class Balanced(Selector):
         classes, samples compete within their class as long as they can. No importance, no bias: the mean loss of the
         retained samples estimates that of the batch, with less variance than that of random ones.
     Source: Grafström, Lundström & Schelin, "Spatially Balanced Sampling through the Pivotal Method", Biometrics 2012.
-        Its use for training is ours; measured at toy scale only.
+        Its use for training is ours; measured at a reduced scale only (results/rivals.md).
     Cost: the shallow layers of all samples, like `Density`. Then O(B^2 (D + log B)) for the choice, which is little for
         batches of up to some hundreds.
     Caveats: without targets, or with targets that are not classes (masks), it has not been better than random. The last

@@ -30,11 +30,12 @@ class BalancedRemembered(Selector):
         random to at most `dim` dimensions, and remembered for each retained sample. The choice is that of `Balanced`,
         on the remembered features. A sample without any counts as average.
     Source: Grafström, Lundström & Schelin, "Spatially Balanced Sampling through the Pivotal Method", Biometrics 2012.
-        Its use for training, and on remembered features, is ours; measured at toy scale only.
+        Its use for training, and on remembered features, is ours. On the map (results/README.md, a reduced scale) it
+        was told apart from random pruning on no rung after correction.
     Cost: 1 - p, nothing is run on pruned samples: no probe, `at=None`. 4 `dim` bytes per sample of the data set. Then
         O(B^2 (D + log B)) for the choice, which is little for batches of up to some hundreds.
-    Caveats: needs ids. The first epoch is random within classes. Without targets, or with targets that are not classes
-        (masks), it has not been better than random.
+    Caveats: needs ids. The first epoch is random within classes. Targets that are not classes (masks) do not
+        help it.
 
     Args:
         dim: the random projection has at most this many dimensions.

@@ -83,8 +83,8 @@ def register(commands: Any) -> None:
         "--methods",
         default="full,random,pfb",
         metavar="M,...",
-        help="names (`halfway train --help` lists them); `all`: without rho, proxy, class_balanced, coresets and "
-        "controls (default: %(default)s)",
+        help="names (`halfway train --help` lists them); `all`: without rho, rho_remembered, proxy, "
+        "class_balanced, coresets and controls (default: %(default)s)",
     )
     parser.add_argument("--ratios", metavar="P,...", help="pruning ratios (default: the recipe's)")
     parser.add_argument("--seeds", default="0,1,2", metavar="N,...", help="(default: %(default)s)")

@@ -8,7 +8,7 @@ from typing import Any
 
 _DESCRIPTION = """\
 Without a NAME: list the data sets that the recipes use, with their size, their terms, where they are expected and
-whether they are there. With a NAME: fetch that one. `--download` of `halfway train` and `halfway compare` does the same
+whether they are there. With a NAME: fetch that one. `--download` of every command that trains a recipe does the same
 for the recipe's data set.
 
 CIFAR-10, CIFAR-100, PASCAL VOC 2012 and the masks of SBD come from their official addresses and are checked against

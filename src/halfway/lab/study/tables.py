@@ -29,6 +29,7 @@ COLUMNS = (
     "chosen by density",
 )
 _EXPLORATORY = "exploratory"
+FEWEST_RUNGS = 2  # of a ladder, to be judged on
 _LISTED = 3  # more arms without a result are counted, not named
 # What the columns are.
 NOTES = (
@@ -221,10 +222,12 @@ def primary(study: Study, name: str) -> tuple[list[str], list[list[str]], str]:
 
 
 def _predictor(study: Study, wanted: Sequence[str]) -> list[str]:
+    """Of the stages with a ladder of several rungs: a single one says nothing about where gains begin."""
     parts: list[str] = []
+    told: list[predictor.Judgement] = []
     for name in wanted:
         by_arm = predictor.rungs(study.gains[name], study.arms[name])
-        if not by_arm:
+        if max((len(rungs) for ladders in by_arm.values() for rungs in ladders.values()), default=0) < FEWEST_RUNGS:
             continue
         header = ["recipe", "share of losses below 0.1", *by_arm]
         shares = {rung.base: rung.share for ladders in by_arm.values() for rs in ladders.values() for rung in rs}
@@ -233,6 +236,7 @@ def _predictor(study: Study, wanted: Sequence[str]) -> list[str]:
             cells = {arm: str(r.gain) for arm, ls in by_arm.items() for rs in ls.values() for r in rs if r.base == base}
             rows.append([base, f"{at:.3f}", *(cells.get(arm, "") for arm in by_arm)])
         judged = [each for arm, ladders in by_arm.items() for each in predictor.judge(arm, ladders)]
+        told += judged
         parts += [f"## Where hard samples begin to pay ({name})", tables.markdown(header, rows)]
         if judged:
             parts += [
@@ -251,8 +255,7 @@ def _predictor(study: Study, wanted: Sequence[str]) -> list[str]:
                     words=3,
                 )
             ]
-        parts.append(_reading(judged))
-    return parts
+    return [*parts, _reading(told)] if parts else []
 
 
 def _judgement(each: predictor.Judgement) -> list[str]:
