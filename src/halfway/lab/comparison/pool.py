@@ -112,9 +112,9 @@ def _work(waiting: Any, done: Any, stopping: Any, command: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     import torch
 
+    from ..data.loader import Loader
     from ..training import session
     from ..training.run_folder import RunFolder
-    from .run import Loader
 
     torch.set_num_threads(1)
     device = torch.device("cpu")

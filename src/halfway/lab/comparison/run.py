@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from .. import data
 from ..bench.measure import Clock, interleaved, quartiles
 from ..data import Data
+from ..data.loader import Loader
 from ..environment import environment
 from ..files import write_json
 from ..recipes.methods import FULL, SHORTER
@@ -164,20 +164,6 @@ def _stepper(recipe: Recipe, loaded: Data, device: torch.device) -> Callable[[],
     batch = next(iter(loaded.train.batches(trained.order.epoch(0)[:1])))
 
     return lambda: trained.train_step(*batch)
-
-
-class Loader:
-    """Loads each data set once, not once per run."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._loaded: dict[Any, Data] = {}
-
-    def __call__(self, recipe: Recipe) -> Data:
-        key = (recipe.data, recipe.root)
-        if key not in self._loaded:
-            self._loaded[key] = data.load(recipe.data, recipe.root, self._device)
-        return self._loaded[key]
 
 
 def _say(text: str) -> None:

@@ -14,10 +14,10 @@ import torch
 from ..coresets.choose import Choice
 from ..coresets.chosen import pinned
 from ..coresets.proxies import ProxyOptions
+from ..data.loader import Loader
 from ..training import session
 from ..training.rank import wait_for_all
 from . import pool
-from .run import Loader
 from .trials import Trial
 
 
