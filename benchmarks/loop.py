@@ -21,7 +21,6 @@ from halfway.lab import data
 from halfway.lab.bench.measure import quartiles
 from halfway.lab.environment import environment
 from halfway.lab.files import write_json
-from halfway.lab.models import small as nets
 from halfway.lab.progress import Bar
 from halfway.lab.recipes import reading
 from halfway.lab.recipes import schema as recipe
@@ -81,9 +80,7 @@ class HandWritten:
     def __init__(self, r: recipe.Recipe, loaded: data.Data) -> None:
         self.loaded, self.smoothing = loaded, r.label_smoothing
         self.layout = torch.channels_last if r.channels_last else torch.contiguous_format
-        self.model = nets.build(r.model.name, r.data.classes, r.model.options, None, r.seed).to(
-            memory_format=self.layout
-        )
+        self.model = r.network().to(memory_format=self.layout)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), r.optimizer.lr, weight_decay=r.optimizer.weight_decay, **r.optimizer.options
         )

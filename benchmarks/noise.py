@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from halfway import Density
 from halfway.lab import data
-from halfway.lab.models import small as nets
 from halfway.lab.recipes import reading
 from halfway.selectors import Candidates
 from halfway.tables import markdown
@@ -46,7 +45,7 @@ def features(root: str) -> tuple[nn.Module, list[dict[str, Tensor]]]:
     samples = BATCH * (FILLING + STEPS)
     recipe = reading.load("cifar10-resnet18").with_settings({"root": root, "data.train_samples": samples})
     images = data.load(recipe.data, recipe.root).train
-    model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, 0, recipe.data.size[0])
+    model = recipe.network()
     seen: dict[str, Tensor] = {}
     for cut in CUTS:
         getattr(model, cut).register_forward_hook(lambda _, __, out, cut=cut: seen.update({cut: out}))

@@ -228,7 +228,7 @@ class Recipe:
             return None
         settings = self.method_settings
         if method.implementation == "proxy":
-            settings["model"] = self._small_model()
+            settings["model"] = self.network(self.proxy_options)
         return method.selector(settings, num_classes=self.data.classes, **known)
 
     @property
@@ -241,11 +241,16 @@ class Recipe:
             )
         return {**self.model.options, **given}
 
-    def _small_model(self) -> Any:
+    def network(self, options: dict[str, Any] | None = None, weights: str | None = None) -> Any:
+        """Its network, initialised by its seed.
+
+        options: instead of the recipe's.
+        weights: a file of pretrained ones to begin with, such as `model.weights`.
+        """
         from ..models import small as nets
 
-        size = self.data.size[0]
-        return nets.build(self.model.name, self.data.classes, self.proxy_options, None, self.seed, size)
+        options = self.model.options if options is None else options
+        return nets.build(self.model.name, self.data.classes, options, weights, self.seed, self.data.size[0])
 
     @property
     def chosen_once(self) -> bool:

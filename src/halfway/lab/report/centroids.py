@@ -14,7 +14,6 @@ from ...seeds import seed_of
 from ...selectors import Density
 from ...selectors.tools.channels import find_channel_dim
 from ..data import Data
-from ..models import small as nets
 from ..progress import Bar
 from ..recipes.schema import Recipe
 from ..training import tasks
@@ -59,9 +58,7 @@ def represent(recipe: Recipe, checkpoint: dict[str, Any], data: Data) -> tuple[T
     if not learned["width"]:
         raise ValueError("the run ended before the density had seen a sample")
     # The checkpoint has the weights; those the training began with may be gone, and are not needed.
-    model = nets.build(
-        recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed, recipe.data.size[0]
-    )
+    model = recipe.network()
     model.load_state_dict(checkpoint["model"])
     x, ids = _features(recipe, model, data)
     return learned["centroids"][:, : learned["width"]], learned["counts"], x, ids

@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ...blocker.blocker import ForwardBlocker
 from ...selectors.proxy import Proxy
 from ..data import Data
-from ..models import small as nets
 from ..models import speedrun
 from ..recipes.schema import Recipe
 from .tasks import Task
@@ -20,12 +19,11 @@ PREPARED_ON = 5000
 
 def network(recipe: Recipe, data: Data, device: torch.device, ranks: int) -> tuple[nn.Module, nn.Module]:
     """The network on the device, and the same as it is called in training: wrapped, if there are several ranks."""
-    r = recipe
-    model = nets.build(r.model.name, r.data.classes, r.model.options, r.model.weights, r.seed, r.data.size[0])
+    model: nn.Module = recipe.network(weights=recipe.model.weights)
     model.to(device)
-    if r.model.weights is None:
+    if recipe.model.weights is None:
         speedrun.prepare(model, lambda: _first_images(data))
-    if r.channels_last:
+    if recipe.channels_last:
         model.to(memory_format=torch.channels_last)
     if ranks == 1:
         return model, model

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from .. import data
 from ..data import HeldOut, TrainSet
 from ..files import write_tensors
-from ..models import small as nets
 from ..progress import Bar
 from ..recipes.predicted_cost import sample_flops
 from ..recipes.schema import Recipe
@@ -56,9 +55,7 @@ def evaluate(recipe: Recipe, weights: dict[str, Tensor], device: torch.device) -
     """(N,) float32: the plain loss of each image the recipe trains on without `holdout`; not augmented, eval mode."""
     settings = dataclasses.replace(recipe.data, holdout=False, augment="none")
     train = data.load(settings, recipe.root, device).train
-    model = nets.build(
-        recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed, recipe.data.size[0]
-    )
+    model = recipe.network()
     model.load_state_dict(weights)
     return losses_of(model.to(device), train, recipe, device).cpu()
 

@@ -7,7 +7,6 @@ import torch
 from ...functional import retained_count
 from ...modules import find_layer
 from ...selectors.class_balanced import ClassBalanced
-from ..models import small as nets
 from ..recipes import controls
 from ..recipes.schema import Recipe
 from . import recorders, tasks
@@ -33,7 +32,7 @@ def check_trainable(recipe: Recipe, ranks: int = 1) -> None:
     if recipe.pruning is not None and recipe.pruning.needs == "features" and ":" not in recipe.model.name:
         try:
             with torch.device("meta"):
-                model = nets.build(recipe.model.name, recipe.data.classes, recipe.model.options, None, recipe.seed)
+                model = recipe.network()
         except (NotImplementedError, RuntimeError):  # it needs real values while it is built; the blocker will check
             return
         find_layer(model, recipe.cut)
