@@ -25,6 +25,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("order_dp", {}),
     ("balanced_remembered", {}),
     ("divbs", {}),
+    ("auto", {}),
     ("infobatch", {"threshold": 0.95}),
     ("rs2", {}),
 ]
