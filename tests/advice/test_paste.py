@@ -29,6 +29,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("infobatch", {"threshold": 0.95}),
     ("rs2", {}),
 ]
+BEFORE_LOADING = ("last_loss_hard", "last_loss_proportional", "order_dp", "balanced_remembered", "auto")
 
 
 def pasted(text: str) -> dict[str, Any]:
@@ -66,10 +67,7 @@ def test_the_lines_of_a_method_run_and_prune(name: str, settings: dict[str, Any]
     text = lines(found, Costs(0.5, 0.55, 0.65, waiting), "0", 10)
     for key, value in settings.items():
         assert f"{key}={value}".replace("=chance", '="chance"').replace("=hard", '="hard"') in text
-    before_loading = "PrunedBatchSampler" in text
-    assert before_loading == (
-        waiting > 0 and name in ("last_loss_hard", "last_loss_proportional", "order_dp", "balanced_remembered")
-    )
+    assert ("PrunedBatchSampler" in text) == (waiting > 0 and name in BEFORE_LOADING)
     names = pasted(text)
     if name != "infobatch":  # it begins when it knows losses
         assert retained(names) == 16
