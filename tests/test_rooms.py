@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "halfway"
 FILES = 12  # beside the folders, `__init__.py` and `py.typed` included
 # Lines of code, without comments, docstrings and blank lines. A room that needs more should give something up first.
 BUDGETS = {
-    "advice": 1_055,
+    "advice": 1_070,
     "batches": 445,
     "blocker": 600,
     "coresets": 1_330,
@@ -23,7 +23,7 @@ BUDGETS = {
     "engine": 2_935,
     "integrations": 350,
     "lab": 9_900,
-    "loading": 505,
+    "loading": 515,
     "samplers": 640,
     "selectors": 2_015,
     "state": 555,

@@ -7,6 +7,7 @@ python results/map/tables.py --write    put them into the page, each below its m
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from halfway.lab.comparison.curves import Point, difference_at
@@ -61,7 +62,7 @@ AUTO = {
     "ladder-f32": "F, 32",
     "ladder-f128": "F, 130",
 }
-FIRST_NEW = 5  # the first seed of `auto again` that had not been seen
+FIRST_NEW = {"auto again": 5, "real scale again": 3}  # the first seed that had not been seen
 RATIOS = (0.3, 0.5, 0.7)
 RIVALS = {
     "random_subset": "a fixed subset",
@@ -126,6 +127,14 @@ class Results:
         here = [member for member in self._study.arms[self._stage] if member.base == base and member.entries]
         d = difference(mine.arm.scores, full.arm.scores, spread(here, "scores"))
         return "" if d is None else _bold(d, d.told_apart)
+
+    def on_new_seeds(self, base: str, arm: str, other: str, among: Sequence[str]) -> str:
+        """On those seeds alone that had not been seen when the stage was planned; spread pooled over some arms."""
+        first = FIRST_NEW[self._stage]
+        found = {name: each.arm.scores for name in among if (each := self.of(base, name)) is not None}
+        new = {name: {s: score for s, score in scores.items() if s >= first} for name, scores in found.items()}
+        d = difference(new[arm], new[other], residual(new))
+        return "" if d is None else f"{_bold(d, d.told_apart)} ({d.n})"
 
 
 def _bold(d: Difference, told_apart: bool) -> str:
@@ -286,6 +295,38 @@ def real_scale(study: Study) -> str:
     return markdown(["", "n", "cost", "score, %", "to random at equal cost", "to fewer steps at equal cost"], rows)
 
 
+def real_scale_again(study: Study) -> str:
+    """What led, on seeds that are new to it."""
+    found, base = Results(study, "real scale again"), "speedrun-cifar10"
+    arms = {CAPPED: CONTENDERS[CAPPED], "auto": "`auto`"}
+    controls = {"random": "random 0.5", "shorter": "shorter 0.5"}
+    rows = []
+    for arm, label in arms.items():
+        beside = [found.to_control(base, arm, control) for control in controls]
+        alone = [
+            found.on_new_seeds(base, arm, other, (*arms, *controls.values(), "full")) for other in controls.values()
+        ]
+        mine = found.of(base, arm)
+        n = "0" if mine is None else str(len(mine.arm.scores))
+        rows.append([label, n, found.score(base, arm), *beside, *alone, found.to_full(base, arm)])
+    head = ["", "n", "score, %", "to random", "to fewer steps"]
+    return markdown(
+        [*head, "to random, new seeds alone (n)", "to fewer steps, new seeds alone (n)", "to full data"], rows
+    )
+
+
+def longer(study: Study) -> str:
+    """With twice the passes."""
+    found, base = Results(study, "real scale at twice the passes"), "speedrun-cifar10"
+    arms = {"random 0.5": "random", "shorter 0.5": "full data for fewer steps", CAPPED: CONTENDERS[CAPPED]}
+    rows = []
+    for arm, label in arms.items():
+        if (each := found.of(base, arm)) is not None:
+            beside = [found.to_control(base, arm, control) for control in ("random", "shorter")]
+            rows.append([label, str(len(each.arm.scores)), found.score(base, arm), *beside])
+    return markdown(["20 passes", "n", "score, %", "to random", "to fewer steps"], rows)
+
+
 def auto(study: Study) -> str:
     """The rule, wherever it drew by losses, and in a row of its own where it never did."""
     found = Results(study, "auto")
@@ -328,10 +369,8 @@ def auto_again(study: Study) -> str:
         if (mine := found.of(base, "auto")) is not None:
             beside = found.to_control(base, "auto", "random")
             scores = [found.score(base, arm) for arm in ("random 0.5", "auto")]
-            drawn = [found.of(base, arm).arm.scores for arm in ("auto", "random 0.5")]
-            new = [{seed: v for seed, v in each.items() if seed >= FIRST_NEW} for each in drawn]
-            alone = difference(*new, residual(dict(enumerate(new))))
-            rows.append([AUTO[base], str(len(mine.arm.scores)), *scores, beside, f"{alone} ({alone.n})"])
+            alone = found.on_new_seeds(base, "auto", "random 0.5", ("auto", "random 0.5"))
+            rows.append([AUTO[base], str(len(mine.arm.scores)), *scores, beside, alone])
     return markdown(["", "n", "random, %", "`auto`, %", "to random", "on new seeds alone (n)"], rows)
 
 
@@ -361,6 +400,8 @@ TABLES = {
     "flatter": flatter,
     "window": window,
     "real scale": real_scale,
+    "real scale again": real_scale_again,
+    "longer": longer,
     "auto": auto,
     "auto again": auto_again,
     "paper": paper,

@@ -87,8 +87,8 @@ def controls(random_over_shorter: float) -> tuple[Finding, ...]:
     )
 
 
-def rung(name: str, small: float, *findings: Finding, ladder: str = "C") -> Rung:
-    tried = len({each.same for each in findings if each.role == "method"})
+def rung(name: str, small: float, *findings: Finding, ladder: str = "C", tried: int | None = None) -> Rung:
+    tried = len({each.same for each in findings if each.role == "method"}) if tried is None else tried
     return Rung(name, ladder, 16, {"full": small, "random": small / 2}, tried, findings)
 
 

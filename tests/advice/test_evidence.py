@@ -97,6 +97,13 @@ def test_the_rungs_within_a_margin_of_two_bounds_or_else_the_nearest(
     assert [r.name for r in known.near(*bounds)] == names
 
 
+def test_of_equal_findings_that_with_the_most_seeds_counts() -> None:
+    few, many = (method("auto", (g, g, g), n=n) for g, n in ((1.0, 3), (2.0, 13)))
+    for arms in ((few, many), (many, few)):
+        (found,) = rung("a", 0.2, *arms).at(0.5)
+        assert found.n == 13
+
+
 def test_of_an_arm_the_confirmed_finding_with_the_nearest_ratio_counts() -> None:
     gains = {
         ("screen", 0.5): 1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -53,10 +54,11 @@ class Lookahead(torch.optim.SGD):
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
+        self.warm = lambda step: 1.0
         self.every, self.slow = 2, [p.detach().clone() for group in self.param_groups for p in group["params"]]
 
     def step(self, closure: Any = None) -> Any:
-        self.every += 1
+        self.every += int(self.warm(0))
         self.slow[0].add_(1)
         return super().step(closure)
 
@@ -83,6 +85,37 @@ def test_samples_without_a_label_have_no_plain_loss() -> None:
     for loss_fn in (F.cross_entropy, torch.nn.CrossEntropyLoss()):
         _, plain_B = losses(learner.model(x), y, loss_fn)
         assert plain_B.isnan().tolist() == [True] * 5 + [False] * 3
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_loss_that_is_no_number_counts_as_infinite(kind: str) -> None:
+    outputs = torch.tensor([[math.nan, 0.0], [1.0, 0.0]])
+    if kind == "classes":
+        _, plain_B = losses(outputs, torch.tensor([0, 0]), F.cross_entropy)
+    else:
+        _, plain_B = losses(outputs[:, 0], torch.zeros(2), lambda out, y: out - y)
+    assert plain_B.isinf().tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("loss", "copy of this Locked, .* loss_fn that is a function"),
+        ("optimizer", "copy of this SGD, .* a function of"),
+    ],
+)
+def test_what_cannot_be_copied_is_named(part: str, words: str) -> None:
+    class Locked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if part == "optimizer":
+        optimizer.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=words):
+        Setup(model, optimizer, Locked() if part == "loss" else F.cross_entropy, CPU).learner()
 
 
 def test_gradients_are_clipped_as_torch_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from halfway.advice import trial
 from halfway.advice.learner import Setup
 from halfway.advice.trial import Stream, Trial, fewer_images, fewer_passes, number_of_batches
 
@@ -98,6 +100,29 @@ def test_samples_without_a_label_are_left_out() -> None:
     trial, _ = passes(batches, model=model, rate=0.0)
     assert trial.small == pytest.approx(2 / 3)
     assert trial.loss == pytest.approx(-(2 * math.log(0.95) + math.log(0.05)) / 3, rel=1e-5)
+
+
+class Stub:
+    """A learner whose losses are given."""
+
+    def __init__(self, losses: list[list[float]]) -> None:
+        self._losses = iter(losses)
+
+    def step(self, batch: Any, factor: float) -> Tensor:
+        return torch.tensor(next(self._losses))
+
+
+@pytest.mark.parametrize(
+    ("last", "error", "words"),
+    [
+        ([math.inf, 0.1, 0.1], FloatingPointError, "has diverged"),
+        ([math.nan, math.nan, math.nan], ValueError, "no sample of the last batches has a label"),
+    ],
+)
+def test_diverged_is_not_unlabelled(last: list[float], error: type[Exception], words: str) -> None:
+    steps = Stub([[0.1, 0.1, 0.1]] * 9 + [last])
+    with pytest.raises(error, match=words):
+        trial._train(steps, itertools.repeat(None), 10, 1e9, Ticking(), lambda done: None)  # type: ignore[arg-type]
 
 
 def test_only_the_last_tenth_of_the_steps_counts() -> None:

@@ -70,6 +70,7 @@ class Own(Dataset):  # type: ignore[type-arg]
     def __init__(self) -> None:
         self.rng, self.noise = np.random.default_rng(3), torch.Generator().manual_seed(3)
         self.older, self.python = np.random.RandomState(3), random.Random(3)
+        self.secret = random.SystemRandom()  # has no state
 
     def __len__(self) -> int:
         return 24

@@ -16,7 +16,7 @@ pytest.importorskip("tensorboard")
 
 from halfway.lab import data
 from halfway.lab.data import Data
-from halfway.lab.recipes import reading as recipe
+from halfway.lab.recipes import reading
 from halfway.lab.recipes.schema import Recipe
 from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
@@ -42,7 +42,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def small(**changes: Any) -> Recipe:
-    return recipe.load("tiny-cifar10").with_settings({**SMALL, **changes})
+    return reading.load("tiny-cifar10").with_settings({**SMALL, **changes})
 
 
 def load(r: Recipe) -> Data:

@@ -91,6 +91,22 @@ def test_at_the_end_of_an_epoch_one_rank_can_save_alone() -> None:
     torch.testing.assert_close(last, other, rtol=0, atol=0, equal_nan=True)
 
 
+def _sharded_after_drawing(rank: int) -> None:
+    """Every process draws all batches and trains on its share of them, as with Accelerate."""
+    batches = halfway.PrunedBatchSampler(data(), B, 0.5, selector="last_loss", timeout=10)
+    batches.set_epoch(0)
+    for k, batch in enumerate(batches):
+        if k % 2 == rank:
+            batches.observe(torch.tensor(batch), torch.ones(len(batch)))
+    if rank == 0:
+        batches.state_dict()
+    torch.distributed.barrier()
+
+
+def test_so_can_it_where_batches_are_shared_out_after_they_were_drawn() -> None:
+    processes.run(2, _sharded_after_drawing)
+
+
 def _stopped(rank: int, path: str) -> Any:
     batches, model = sampler(rank, "last_loss"), net()
     steps = train(batches, model, range(3), stop=4)

@@ -245,11 +245,24 @@ def test_losses_that_came_before_a_run_was_resumed_are_not_missed() -> None:
     first.set_epoch(0)
     for batch in first:
         first.observe(torch.tensor(batch), torch.ones(len(batch)))
-    second = halfway.PrunedBatchSampler(data(), B, 0.5, selector="last_loss")
-    second.load_state_dict(first.state_dict())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        second.set_epoch(1)
+    states = [copy.deepcopy(first.state_dict())]
+    first.set_epoch(1)  # where nothing has been reported yet
+    states.append(first.state_dict())
+    for state, epoch in zip(states, (1, 2), strict=True):
+        second = halfway.PrunedBatchSampler(data(), B, 0.5, selector="last_loss")
+        second.load_state_dict(state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            second.set_epoch(epoch)
+
+
+def test_what_a_selector_does_is_explained_of_its_own_choices_alone() -> None:
+    first = halfway.PrunedBatchSampler(data(), B, 0.5, selector="auto", targets=data().tensors[1])
+    for batch in first:
+        first.observe(torch.tensor(batch), torch.ones(len(batch)))
+    assert first.stats.explanation.startswith("draws ")
+    first.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert first.stats.explanation == ""
 
 
 def test_narrow_ids_reach_a_memory_that_is_larger_than_their_type() -> None:

@@ -191,8 +191,21 @@ def test_targets_go_to_a_selector_that_looks_at_classes() -> None:
     "source", [data(), RandomSampler(data()), DistributedSampler(data(), 2, 0)], ids=["data set", "sampler", "ranks"]
 )
 def test_targets_of_another_data_set_are_refused(source) -> None:
+    targets = torch.zeros(N + 50, dtype=torch.int64)
     with pytest.raises(ValueError, match=f"there are {N + 50} targets and {N} samples"):
-        batches_of(source, selector="class_balanced", targets=torch.zeros(N + 50, dtype=torch.int64))
+        batches_of(source, selector="class_balanced", targets=targets)
+    batches_of(source, selector="random", targets=targets)  # which does not look at them
+
+
+def test_a_sampler_may_hold_something_else_than_the_data_set() -> None:
+    class Part(SequentialSampler):
+        """Of some ids, which it calls its source."""
+
+        def __iter__(self):
+            return iter(self.data_source)
+
+    batches = batches_of(Part(range(20, 100)), selector="class_balanced", targets=torch.arange(N) % 3)
+    assert {int(i) for batch in batches for i in batch} <= set(range(20, 100))
 
 
 def test_an_id_without_a_target_is_an_error_that_names_it() -> None:

@@ -274,6 +274,24 @@ def test_batches_that_outgrow_the_messages_on_one_rank_come_later_and_whole(num_
     assert known.sum() < 34, "of 31 + 3 samples some must have waited, or this tests nothing"
 
 
+def reloaded(rank):
+    """A state is loaded while rows wait for room."""
+    ranks, memory = Ranks(timeout=20), SampleMemory(1, 100)
+    memory.write(torch.tensor([rank]), torch.ones(1), ranks, 1)
+    state = {"values": memory.values.clone()}
+    memory.write(torch.arange(60), torch.full((60,), 9.0), ranks, 60)
+    memory.load_state_dict(state)
+    for _ in range(5):
+        memory.write(torch.tensor([rank]), torch.full((1,), 2.0), ranks, 1)
+    return memory.values.squeeze(1).tolist()
+
+
+def test_what_waits_for_room_belongs_to_the_run_that_a_state_replaces():
+    for values in processes.run(2, reloaded):
+        assert values[:2] == [2.0, 2.0]
+        assert all(math.isnan(value) for value in values[2:])
+
+
 def never(rank):
     ranks, memory = Ranks(timeout=5), SampleMemory()
     waited = ranks.send_nothing()  # nothing was ever written: nothing waits

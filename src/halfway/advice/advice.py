@@ -101,17 +101,18 @@ def advise(
     steps are timed, and what was measured is looked up in the evidence that comes with halfway, all of it at a reduced
     scale.
 
-    The model, the optimizer and the loss are left as they were. So are the global random generators, the generators of
-    torch, NumPy and Python that are attributes of the loader, of its samplers and of its data set, and whatever these
-    save in a `state_dict`. Anything else that a data set or a sampler counts by itself cannot be put back, and a data
-    set that can be read only once is used up: build a new loader after that.
+    The model, the optimizer and a loss that is a module are left as they were. So are the global random generators, the
+    generators of torch, NumPy and Python that are attributes of the loader, of its samplers and of its data set, and
+    whatever these save in a `state_dict`. Anything else that a data set or a sampler counts by itself cannot be put
+    back, and a data set that can be read only once is used up: build a new loader after that.
 
     Args:
         model: as it is before the planned training, on the device of that training.
         loader: of the training data; anything that can be iterated again and again over pairs (input, targets).
         epochs: of the planned training.
         loss_fn: what the training minimises: (outputs, targets) -> a scalar, or one loss per sample. Where targets are
-            no classes it must be one per sample. A module is copied, like the model.
+            no classes it must be one per sample. A module is copied, like the model; a function is
+            called as it is.
         optimizer: as it is before the planned training, or a function of the parameters that makes one; None: AdamW
             with a learning rate of 0.001. Its learning rate is taken as the peak.
         at: the cut to time; None: the deepest one with F/T up to 0.1.

@@ -60,16 +60,12 @@ class Setup:
     def _copies(self) -> tuple[nn.Module, Optimizer, LossFunction]:
         """Copied together, so that the one holds the parameters of the other."""
         given, loss_fn, memo = self.optimizer, self.loss_fn, {}  # type: ignore[var-annotated]
-        try:
+        with _copying(self.model, "pass a newly built model, before anything was computed with it"):
             model = copy.deepcopy(self.model, memo)
-            if isinstance(loss_fn, nn.Module):
-                loss_fn = copy.deepcopy(loss_fn, memo)
+        with _copying(loss_fn, "pass a loss_fn that is a function"):
+            loss_fn = copy.deepcopy(loss_fn, memo) if isinstance(loss_fn, nn.Module) else loss_fn
+        with _copying(given, "pass a function of the parameters that makes the optimizer"):
             optimizer = _copied(given, memo) if isinstance(given, Optimizer) else None
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            raise ValueError(
-                f"the trial needs a copy of this {type(self.model).__name__}, which cannot be copied "
-                f"({str(error).splitlines()[0]}); pass a newly built model, before anything was computed with it"
-            ) from error
         if optimizer is None:
             make = functools.partial(torch.optim.AdamW, lr=_DEFAULT_RATE) if given is None else given
             optimizer = make(model.parameters())  # type: ignore[operator]
@@ -133,12 +129,23 @@ def check_optimizer(optimizer: Optimizer) -> None:
         raise ValueError(f"this {kind} has no learning rate, which a trial raises and lowers; give it one (lr=...)")
 
 
+@contextlib.contextmanager
+def _copying(what: Any, fix: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"the trial needs a copy of this {type(what).__name__}, which cannot be copied "
+            f"({str(error).splitlines()[0]}); {fix}"
+        ) from error
+
+
 def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
-    """With what a subclass has set on itself, which PyTorch's own copy leaves out. Not with what is called: a scheduler
-    has put the old one's step there."""
+    """With what a subclass has set on itself, which PyTorch's own copy leaves out. Not with the step of the old one,
+    which a scheduler has put there."""
     new = copy.deepcopy(optimizer, memo)
     for name, value in vars(optimizer).items():
-        if name not in vars(new) and not callable(value):
+        if name not in vars(new) and name != "step":
             setattr(new, name, copy.deepcopy(value, memo))
     return new
 
@@ -193,7 +200,7 @@ def losses(outputs: Any, y: Any, loss_fn: LossFunction) -> tuple[Tensor, Tensor]
                 f"loss_fn returns one number for the whole batch, and the targets are no classes but {_described(y)}: "
                 "let it return one loss per sample (reduction='none')"
             )
-        plain_B = given.detach()
+        plain_B = _diverging(given.detach())
     return given.mean(), plain_B
 
 
@@ -213,7 +220,13 @@ def plain(outputs: Any, y: Tensor) -> Tensor | None:
 
 def _labelled(losses_B: Tensor, y: Tensor) -> Tensor:
     """Detached; NaN where a sample has no label, and so a loss of 0 that says nothing."""
-    return losses_B.detach().masked_fill(y < 0, math.nan) if y.ndim == 1 else losses_B.detach()
+    found_B = _diverging(losses_B.detach())
+    return found_B.masked_fill(y < 0, math.nan) if y.ndim == 1 else found_B
+
+
+def _diverging(losses_B: Tensor) -> Tensor:
+    """With infinity for what is no number, so that NaN is free to mean something else."""
+    return losses_B.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
 
 def _described(value: Any) -> str:

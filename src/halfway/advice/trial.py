@@ -185,6 +185,11 @@ def _train(
         report(min(1.0, done))
     spent = clock.then() - begin
     loss, small = torch.stack(kept[-math.ceil(_LAST * len(kept)) :]).nanmean(0).tolist()
+    if math.isnan(loss):
+        raise ValueError(
+            "no sample of the last batches has a label (all classes are negative), so there is no loss to look at: "
+            "pass a loader of labelled samples"
+        )
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is {loss} at the end of a trial of {len(kept)} steps: the training has diverged. Give the "

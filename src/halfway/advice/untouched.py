@@ -77,7 +77,7 @@ def gradients_kept(model: torch.nn.Module) -> Iterator[None]:
 
 def _of_the_host(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any]]:
     """How to put the state of a generator back, and the state; nothing for anything else."""
-    if isinstance(value, random.Random):
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):  # which has no state
         return [(random.Random.setstate, value.getstate())]
     numpy = sys.modules.get("numpy.random")  # only if somebody uses it
     if numpy is None:

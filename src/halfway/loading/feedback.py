@@ -35,6 +35,7 @@ class Feedback:
         self._entered: list[Tensor] = []
         self._watching: Interception | None = None
         self._observed = self._warned = False
+        self._draws = 0  # since it was made, or a state was loaded
         self.largest_lag = 0
 
     @property
@@ -96,6 +97,7 @@ class Feedback:
     def learn(self, candidates_of: Callable[[Tensor, torch.Generator], Candidates], before: int | None = None) -> None:
         """From the reports that the draw of batch `before` may know; None: from all that have arrived."""
         until = None
+        self._draws += before is not None
         if before is not None and self._takes_reports:
             behind = before + 1 - self.arrived
             if self._lag is not None:
@@ -115,9 +117,9 @@ class Feedback:
                 if report.losses is not None:
                     self._selector.observe(candidates, None, report.losses)
 
-    def new_epoch(self, steps: int) -> None:
-        """All reports were taken. Warns, once, if there were none in the `steps` so far and the selector needs them."""
-        if self._selector.wants_losses == "required" and steps and not (self._observed or self._warned):
+    def new_epoch(self) -> None:
+        """All reports were taken. Warns, once, if there were none so far and the selector needs them."""
+        if self._selector.wants_losses == "required" and self._draws and not (self._observed or self._warned):
             self._warned = True
             warnings.warn(
                 f"the selector {self._selector.name!r} learns from losses, but got none in the last epoch: call "
@@ -133,7 +135,7 @@ class Feedback:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._reports.load_state_dict(state["reports"])
         self.largest_lag = int(state["lag"])
-        self._observed = self.arrived > 0
+        self._observed, self._draws = self.arrived > 0, 0
 
     def close(self) -> None:
         """Let go of the watched model."""

@@ -164,16 +164,17 @@ class PrunedBatchSampler(Sampler[list[int]]):
         return size // self.offered if self.drop_last else -(-size // self.offered)
 
     def observe(self, ids: Tensor, losses: Tensor | None = None) -> None:
-        """What a batch showed in training, once for each batch and in order. Nothing waits for the device. All ranks
-        must call it equally often; selectors that do not learn ignore it.
+        """What a batch showed in training, once for each batch and in order. Until the last batch of an epoch is drawn
+        nothing waits for the device. All ranks must call it equally often; selectors that do not learn ignore it.
 
         Args:
             ids: (S,) whole numbers, the samples' positions in the data set.
             losses: (S,) one loss per sample, before weights; None where the selector learns from a watched layer only.
         """
         self._feedback.observe(ids, losses)
-        if self._epoch is not None and self._feedback.arrived == self._epoch.batches:
-            self._feedback.learn(self._candidates)  # here, where all ranks come by, and not when one of them saves
+        if self._epoch is not None and self._epoch.drawn == self._epoch.batches:
+            # No draw is left to wait for: here, where all ranks come by, and not when one of them saves.
+            self._feedback.learn(self._candidates)
 
     def watch(self, model: nn.Module) -> None:
         """For a selector that learns from what enters a layer of the model (`balanced_remembered`): once, before the
@@ -309,7 +310,7 @@ class PrunedBatchSampler(Sampler[list[int]]):
     def _begin(self, epoch: int) -> None:
         self._feedback.learn(self._candidates)
         self.selector.check()
-        self._feedback.new_epoch(self._counters.steps)
+        self._feedback.new_epoch()
         self._epoch = Epoch(epoch, self._order(epoch), self.offered, self.drop_last)
         self._skip, self._finished = 0, False
 

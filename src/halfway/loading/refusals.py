@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from .. import selectors
 from ..samplers.base import EpochSampler
 from ..selectors import Selector
+
+# Samplers of torch, and where they hold the data set.
+_HOLDS: dict[type, str] = {
+    SequentialSampler: "data_source",
+    RandomSampler: "data_source",
+    DistributedSampler: "dataset",
+}
 
 
 def needing_nothing(selector: str | Selector) -> Selector:
@@ -56,15 +63,17 @@ def checked_targets(targets: Any, selector: Selector, source: Any) -> Tensor | N
         raise ValueError(
             f"targets must hold one class per sample of the data set, shape (N,), got {tuple(found.shape)}"
         )
+    if selector.wants_targets == "no":
+        return None
     dataset = source
-    if isinstance(source, Sampler):  # those of torch hold the data set by one of these names
-        dataset = getattr(source, "data_source", getattr(source, "dataset", None))
+    if isinstance(source, Sampler):  # what others hold need not be the data set; a wrong id is found later
+        dataset = getattr(source, _HOLDS.get(type(source), ""), None)
     if isinstance(dataset, Sized) and len(dataset) != len(found):
         raise ValueError(
             f"there are {len(found)} targets and {len(dataset)} samples: pass one for each sample of the data set, in "
             "its order (of a Subset those of its own samples)"
         )
-    return None if selector.wants_targets == "no" else found
+    return found
 
 
 def targets_of(targets_N: Tensor, ids: Tensor) -> Tensor:

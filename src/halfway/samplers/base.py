@@ -373,7 +373,7 @@ class EpochSampler(Sampler[int]):
         }
 
 
-def highest(scores_N: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def ids_of_highest(scores_N: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """(count,) sorted ids of the highest of (N,) scores. NaN (unknown) counts as highest; ties are broken at random."""
     ranked_N = scores_N.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf"))
     ids_N = torch.arange(len(scores_N), device="cpu")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..state.sample_memory import SampleMemory
-from .base import Common, Decision, EpochSampler, highest
+from .base import Common, Decision, EpochSampler, ids_of_highest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -102,4 +102,4 @@ class DynUnc(EpochSampler):
         score_N = self.memory.values[:, _SCORE].cpu()
         if score_N.isnan().all():
             self._warn_of_window(f"in epoch {epoch} no sample has the {self.window} visits that a score takes")
-        return Decision(highest(score_N, self.retained_count, generator))
+        return Decision(ids_of_highest(score_N, self.retained_count, generator))

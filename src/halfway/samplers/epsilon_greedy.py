@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import Common, highest
+from .base import Common, ids_of_highest
 from .moving_average import MovingAverage
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class EpsilonGreedy(MovingAverage):
     def choose(self, mean_N: Tensor, variance_N: Tensor, generator: torch.Generator) -> Tensor:
         by_chance = round(self.epsilon * self.retained_count)
         retained_N = torch.zeros(self.num_samples, dtype=torch.bool, device="cpu")
-        retained_N[highest(mean_N, self.retained_count - by_chance, generator)] = True
+        retained_N[ids_of_highest(mean_N, self.retained_count - by_chance, generator)] = True
         left = retained_N.logical_not().nonzero().squeeze(1)
         order = torch.randperm(len(left), generator=generator, device="cpu")
         retained_N[left[order[:by_chance]]] = True

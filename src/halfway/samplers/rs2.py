@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..state.sample_memory import SampleMemory
-from .base import Common, Decision, EpochSampler, highest
+from .base import Common, Decision, EpochSampler, ids_of_highest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,7 +44,7 @@ class RS2(EpochSampler):
             order = torch.randperm(self.num_samples, generator=generator, device="cpu")
             return Decision(order[: self.retained_count].sort().values)
         used_N = self.memory.values.squeeze(1)
-        retained = highest(-used_N, self.retained_count, generator)
+        retained = ids_of_highest(-used_N, self.retained_count, generator)
         # No exchange between ranks: each makes the same decision.
         self.memory.write(retained, used_N[retained] + 1)
         return Decision(retained)

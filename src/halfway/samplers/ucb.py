@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import Common, highest
+from .base import Common, ids_of_highest
 from .moving_average import MovingAverage
 
 if TYPE_CHECKING:
@@ -57,4 +57,4 @@ class UCB(MovingAverage):
         super().__init__(data, prune_ratio, alpha=alpha, period=period, **common)
 
     def choose(self, mean_N: Tensor, variance_N: Tensor, generator: torch.Generator) -> Tensor:
-        return highest(mean_N + self.c * variance_N, self.retained_count, generator)
+        return ids_of_highest(mean_N + self.c * variance_N, self.retained_count, generator)

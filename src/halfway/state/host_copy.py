@@ -18,8 +18,9 @@ class HostCopy:
             self._copy = t.clone()  # the original may be overwritten before the copy is looked at
             return
         self._copy = torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True).copy_(t, non_blocking=True)
-        self._event = torch.get_device_module(t.device).Event()
-        self._event.record()
+        there = torch.get_device_module(t.device)
+        self._event = there.Event()
+        self._event.record(there.current_stream(t.device))
 
     def value(self) -> Tensor:
         if self._event is not None:

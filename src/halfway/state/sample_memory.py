@@ -82,8 +82,9 @@ class SampleMemory:
         `settle` waits when the memory is needed.
 
         Messages between ranks have room for a quarter more than the largest first batch of any rank. What does not fit
-        comes with the next ones, which soon have room for it: every message says what its rank would need. Rows that
-        still wait are no part of a state: a run that is resumed at this moment has forgotten them.
+        comes with the next ones, which soon have room for it: every message says what its rank would need. A row that
+        waited may replace a newer one of another rank, and rows that still wait are no part of a state: a run that is
+        resumed at this moment has forgotten them.
 
         Args:
             batch_size: the size of the batch the ids were chosen from.

@@ -21,7 +21,7 @@ from halfway.lab.coresets.proxies import ProxyOptions, proxy_set
 from halfway.lab.data.memory import MemoryTrainSet
 from halfway.lab.files import write_tensors
 from halfway.lab.models import small as nets
-from halfway.lab.recipes import methods, schema
+from halfway.lab.recipes import methods, reading
 from halfway.lab.recipes.predicted_cost import sample_flops
 from halfway.lab.training import session
 from halfway.lab.training.run_folder import RunFolder
@@ -234,7 +234,7 @@ def test_records_of_several_runs_are_several_files(workshop: Workshop, tmp_path:
 def test_a_file_of_other_proxies_is_made_again(workshop: Workshop) -> None:
     data = load(tiny())
     mine = {"folder": workshop.folder, "options": ProxyOptions(runs=2)}
-    recipe = schema.load(workshop.recipe)
+    recipe = reading.load(workshop.recipe)
     assert choose.Choice("el2n", recipe, 0.5, **mine).made_already(data) is not None  # type: ignore[arg-type]
     changed = recipe.with_settings({"optimizer.lr": 0.03})
     assert choose.Choice("el2n", changed, 0.5, **mine).made_already(data) is None  # type: ignore[arg-type]

@@ -313,11 +313,11 @@ def test_a_run_folder_with_a_policy_that_is_gone_does_not_go_on_with_another(
 ) -> None:
     pytest.importorskip("yaml")
     from halfway.lab.cli import main
-    from halfway.lab.recipes import reading as recipes
+    from halfway.lab.recipes import reading
 
-    recipe = recipes.load("tiny-imagenet-resnet50").with_settings({"root": "synthetic", "data.memory": True})
+    recipe = reading.load("tiny-imagenet-resnet50").with_settings({"root": "synthetic", "data.memory": True})
     config = tmp_path / "config.yaml"
-    config.write_text(recipes.dump(recipe))
+    config.write_text(reading.dump(recipe))
     before = config.read_bytes()
     assert main(["train", str(config), "--resume", "--out", str(tmp_path)]) == 2
     assert "halfway 0.1.0 had another policy under this name" in capsys.readouterr().err

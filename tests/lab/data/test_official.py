@@ -22,7 +22,7 @@ from torchvision.datasets import imagenet, voc
 
 from halfway.lab.cli import main
 from halfway.lab.data import DataSettings, load, official
-from halfway.lab.recipes import reading as recipes
+from halfway.lab.recipes import reading
 from tests.helpers.file_server import FileServer
 from tests.helpers.pictures import settings
 from tests.helpers.releases import ARCHIVE, FOLDER, fetched, left, packed
@@ -183,7 +183,7 @@ def test_fashion_mnist_comes_as_a_package_or_through_torchvision(
     assert "apt install dataset-fashion-mnist" in said
     assert f"FashionMNIST as F; F('{tmp_path}', download=True)" in said
     assert "account" not in said
-    assert official.name_for(recipes.load("ladder-f8").data) == "fashion-mnist"
+    assert official.name_for(reading.load("ladder-f8").data) == "fashion-mnist"
     (tmp_path / "fashion-mnist").mkdir()
     (tmp_path / "fashion-mnist" / "train-images-idx3-ubyte.gz").touch()
     assert main(["data", "fashion-mnist", "--to", str(tmp_path)]) == 0
@@ -214,7 +214,7 @@ def test_every_recipe_has_data_that_are_listed(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "val").mkdir()
     assert main(["data", "--to", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    for name in recipes.names():
+    for name in reading.names():
         assert f" {name}" in said
     assert f"imagenet: ImageNet, ILSVRC 2012, 154.6 GB to download\n    there       {tmp_path}\n" in said
     assert f"    not there   halfway data cityscapes --to {tmp_path} prints how to get it" in said

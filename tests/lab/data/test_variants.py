@@ -17,7 +17,7 @@ pytest.importorskip("tqdm")
 from halfway.lab.data import Data, DataSettings, TrainSet, load, variants
 from halfway.lab.data.folds import folds_of
 from halfway.lab.data.sources import Arrays
-from halfway.lab.recipes import reading as recipes
+from halfway.lab.recipes import reading
 from tests.helpers.pictures import class_folders, generator, settings
 from tests.lab.data.test_cifar import binary_release
 
@@ -109,7 +109,7 @@ def test_a_smaller_tail_is_part_of_a_larger_one(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_counts_of_the_shipped_tail_are_those_its_title_says() -> None:
-    recipe = recipes.load("ladder-c16-tailed")
+    recipe = reading.load("ladder-c16-tailed")
     assert recipe.data.imbalance is not None
     counts = variants.tail([4000] * 10, recipe.data.train_samples, recipe.data.imbalance, "abcdefghij")
     assert f"{counts[0]:,} images down to {counts[-1]}" in recipe.title

@@ -14,14 +14,14 @@ pytest.importorskip("torchvision")
 pytest.importorskip("yaml")
 
 from halfway.lab import data
-from halfway.lab.recipes import reading as recipes
+from halfway.lab.recipes import reading
 from halfway.lab.report import centroids as report_centroids
 from halfway.lab.training.run_folder import RunFolder
 
 
 def test_nearest_samples_are_those_of_a_brute_force_search(compared: Path) -> None:
     folder = RunFolder(compared / "pfb-0.5-s0")
-    recipe, state = recipes.load(str(folder.config)), folder.load()
+    recipe, state = reading.load(str(folder.config)), folder.load()
     assert state is not None
     loaded = data.load(recipe.data, recipe.root)
     before = torch.random.get_rng_state()
@@ -45,7 +45,7 @@ def test_representations_are_the_models_features_at_the_cut(compared: Path) -> N
     from halfway.lab.models import small as nets
 
     folder = RunFolder(compared / "pfb-0.5-s0")
-    recipe, state = recipes.load(str(folder.config)), folder.load()
+    recipe, state = reading.load(str(folder.config)), folder.load()
     assert state is not None
     loaded = data.load(recipe.data, recipe.root)
     _, _, x, ids = report_centroids.represent(recipe, state, loaded)
@@ -60,7 +60,7 @@ def test_representations_are_the_models_features_at_the_cut(compared: Path) -> N
 
 def test_weights_and_centroids_are_all_that_is_read_of_a_checkpoint(compared: Path) -> None:
     folder = RunFolder(compared / "pfb-0.5-s0")
-    recipe, state = recipes.load(str(folder.config)), folder.load()
+    recipe, state = reading.load(str(folder.config)), folder.load()
     assert state is not None
     loaded = data.load(recipe.data, recipe.root)
     needed = {"model": state["model"], "blocker": {"selector": state["blocker"]["selector"]}}

@@ -16,7 +16,7 @@ pytest.importorskip("torchvision")
 pytest.importorskip("yaml")
 
 from halfway.lab.comparison.trials import group_of
-from halfway.lab.recipes import reading as recipes
+from halfway.lab.recipes import reading
 from halfway.lab.report import method as report_method
 from halfway.lab.report.runs import Runs
 from halfway.lab.training.run_result import RunResult
@@ -47,7 +47,7 @@ def test_the_command_to_repeat_a_run_gives_the_same_recipe(compared: Path, capsy
     [("ladder-c16", 4, ["data.copies=4"]), ("ladder-c16-copies", 4, []), ("ladder-c16-copies", 1, ["data.copies=1"])],
 )
 def test_the_command_says_which_variant_of_the_data_it_was(name: str, given: int, words: list[str]) -> None:
-    assert report_method._changes(recipes.load(name).with_settings({"data.copies": given})) == words
+    assert report_method._changes(reading.load(name).with_settings({"data.copies": given})) == words
 
 
 def test_the_page_tells_what_share_of_the_choice_the_density_made(compared: Path, text: str) -> None:

@@ -22,7 +22,7 @@ from halfway.lab.cli import main
 from halfway.lab.comparison import table
 from halfway.lab.comparison.results import write as write_results
 from halfway.lab.comparison.verdict import headline
-from halfway.lab.recipes import reading as recipes
+from halfway.lab.recipes import reading
 from halfway.lab.report import page
 from halfway.lab.report import runs as report_runs
 from halfway.lab.training.run_folder import RunFolder
@@ -49,9 +49,9 @@ def test_the_way_to_know_the_classes_of_masks_is_one(segmented: Path, tmp_path: 
     assert write(folder.path, "--data", tmp_path / "moved") == 0
     advice = re.search(r"With (data\.\S+=.*?) it is counted", plain(folder.path / "report.html"))
     assert advice is not None
-    from_disk = recipes.load(str(folder.config)).with_settings({"data.memory": False, "data.augment": "segmentation"})
+    from_disk = reading.load(str(folder.config)).with_settings({"data.memory": False, "data.augment": "segmentation"})
     assert data.load(from_disk.data, "synthetic").train.per_class(torch.ones(64)) is None
-    counted = from_disk.with_settings(recipes.parse_settings(advice[1].split()))
+    counted = from_disk.with_settings(reading.parse_settings(advice[1].split()))
     assert data.load(counted.data, "synthetic").train.per_class(torch.ones(64)) is not None
 
 

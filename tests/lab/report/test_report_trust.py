@@ -20,7 +20,7 @@ from halfway.lab import data
 from halfway.lab.cli import main
 from halfway.lab.models import by_name as models
 from halfway.lab.models import small as nets
-from halfway.lab.recipes import reading as recipes
+from halfway.lab.recipes import reading
 from halfway.lab.training import session
 from halfway.lab.training.run_folder import RunFolder
 
@@ -40,7 +40,7 @@ def make():
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A PFB run."""
-    recipe = recipes.load("tiny-cifar10").with_settings(
+    recipe = reading.load("tiny-cifar10").with_settings(
         {
             "root": "synthetic",
             "data.train_samples": 96,

@@ -105,11 +105,19 @@ def test_a_recipe_beside_the_ladders_counts_as_a_rung_only_if_its_data_are_not_s
 def test_a_method_of_a_single_seed_makes_no_finding_but_was_tried() -> None:
     once = {**PFB["pfb"], "seeds": [0]}
     again = {"pfb again": PFB["pfb"], "windowed": {**PFB["pfb"], "window_of_run": [0, 0.5]}}  # the same method
-    content = extracted(
-        {"confirm": stage([RUNG], {**CONTROLS, **EARLY_EXIT, "pfb": once}), "more": stage([RUNG], again)}
-    )
-    assert "pfb" not in {each["arm"] for each in rung(content)["findings"]}
-    assert rung(content)["tried"] == 2
+    easier = {"easy": {**EARLY_EXIT["hard"], "early_exit.pick": "proportional", "seeds": [1]}}
+    planned = {**CONTROLS, **EARLY_EXIT, **easier, "pfb": once}
+    content = extracted({"confirm": stage([RUNG], planned), "more": stage([RUNG], again)})
+    assert not {"pfb", "easy"} & {each["arm"] for each in rung(content)["findings"]}
+    assert rung(content)["tried"] == 3
+
+
+def test_the_seeds_of_a_finding_are_those_of_its_gain() -> None:
+    stages = {"confirm": stage([RUNG], {**CONTROLS, **PFB}, seeds=[0, 1, 2, 3])}
+    lines = entries(stages, on_the_curves)
+    fewer = [line for line in lines if not (line["arm"].startswith("shorter") and line["seed"] == 3)]
+    found = arms(extracted(stages, fewer))
+    assert (found["pfb"]["n"], found["random 0.5"]["n"]) == (3, 3)
 
 
 def test_a_single_seed_is_no_comparison_but_has_a_share() -> None:

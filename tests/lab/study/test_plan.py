@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("yaml")
 
-from halfway.lab.recipes import reading as recipes
+from halfway.lab.recipes import reading
 from halfway.lab.study import plan
 from tests import ROOT
 from tests.helpers.recipe_files import written
@@ -71,7 +71,7 @@ def test_a_recipe_can_have_fewer_seeds(tmp_path: Path) -> None:
 
 def test_an_arm_is_a_recipe_with_changes(tmp_path: Path) -> None:
     found = {run.arm: run.recipe for run in plan.runs("screen", stages(STAGE, tmp_path)["screen"], "data")[:4]}
-    base = recipes.load("ladder-c16")
+    base = reading.load("ladder-c16")
     assert found["full"].method == "full"
     assert (found["half"].method, found["half"].prune_ratio) == ("random", 0.5)
     assert found["half"].optimizer == base.optimizer
@@ -81,7 +81,7 @@ def test_an_arm_is_a_recipe_with_changes(tmp_path: Path) -> None:
 
 
 def test_a_text_can_name_the_recipe() -> None:
-    recipe = recipes.load("ladder-c16")
+    recipe = reading.load("ladder-c16")
     assert plan.settings_of("x", {"method": "rho", "rho.losses": "losses/{recipe}.pt"}, recipe) == {
         "method": "rho",
         "rho.losses": "losses/ladder-c16.pt",
@@ -111,7 +111,7 @@ def test_runs_that_compute_the_same_have_one_key_and_others_have_another(tmp_pat
 
 def test_a_setting_at_its_default_does_not_change_a_key(tmp_path: Path) -> None:
     """Ledgers were written before there were variants of the data: their runs are still the same ones."""
-    recipe = recipes.load("ladder-c16").with_settings(
+    recipe = reading.load("ladder-c16").with_settings(
         {"data.wrong_labels": 0, "data.imbalance": None, "data.copies": 1}
     )
     assert not [key for key in recipe.identity() if key.split(".")[-1] in ("wrong_labels", "imbalance", "copies")]

@@ -16,7 +16,7 @@ pytest.importorskip("torchmetrics")
 pytest.importorskip("timm")
 
 from halfway.lab import data
-from halfway.lab.recipes import reading as recipe
+from halfway.lab.recipes import reading
 from halfway.lab.training.loop import Training
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_a_full_size_recipe_takes_two_pruned_steps_and_evaluates(name: str, chan
         "window": [0, None],
         **changes,
     }
-    r = recipe.load(name).with_settings(settings)
+    r = reading.load(name).with_settings(settings)
     training = Training(r, data.load(r.data, "synthetic"), CPU, show=False)
     training.model.train()
     before = {k: v.clone() for k, v in training.model.named_parameters()}

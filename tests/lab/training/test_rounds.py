@@ -14,7 +14,7 @@ pytest.importorskip("tensorboard")
 
 from halfway.lab.models import small as nets
 from halfway.lab.recipes.schema import Recipe
-from halfway.lab.training import tasks
+from halfway.lab.training import loop, tasks
 from halfway.lab.training.loop import Training
 from halfway.lab.training.run_folder import RunFolder
 from tests.helpers.small_training import CPU, load, same, small, trained
@@ -33,7 +33,7 @@ def test_small_losses_are_those_of_the_samples_that_are_trained_on(
 ) -> None:
     # A rate of almost nothing: the model stays as it is, and a second one sees the same losses.
     recipe = small(method="full", length=1, label_smoothing=0.1, **{"optimizer.lr": 1e-30})
-    monkeypatch.setattr(tasks, "SMALL_LOSS", 2.3)
+    monkeypatch.setattr(loop, "SMALL_LOSS", 2.3)
     training, (metrics,) = rounds(recipe, tmp_path / "run")
     model = nets.build(recipe.model.name, 10, recipe.model.options, None, recipe.seed, 16).train()
     shares = []

@@ -20,7 +20,7 @@ pytest.importorskip("tensorboard")
 from halfway import Density, ForwardBlocker, Schedule
 from halfway.lab.cli import main
 from halfway.lab.models import small as nets
-from halfway.lab.recipes import reading as recipe
+from halfway.lab.recipes import reading
 from halfway.lab.recipes.schema import Recipe
 from halfway.lab.training import session
 from halfway.lab.training.loop import Training
@@ -147,7 +147,7 @@ def test_metrics_say_what_was_spent(tmp_path: Path) -> None:
 
 
 def test_a_segmentation_recipe_trains_by_steps_and_ends_with_several_scales(tmp_path: Path) -> None:
-    r = recipe.load("tiny-voc").with_settings(
+    r = reading.load("tiny-voc").with_settings(
         {
             "root": "synthetic",
             "data.size": [32, 32],
@@ -172,7 +172,7 @@ def test_a_segmentation_recipe_trains_by_steps_and_ends_with_several_scales(tmp_
 
 
 def test_a_batch_that_leaves_segmentation_one_sample_is_refused_before_any_work() -> None:
-    r = recipe.load("tiny-voc").with_settings({"root": "synthetic", "batch_size": 4, "prune_ratio": 0.7})
+    r = reading.load("tiny-voc").with_settings({"root": "synthetic", "batch_size": 4, "prune_ratio": 0.7})
     with pytest.raises(ValueError, match=r"1 of 4 samples.*BatchNorm.*batch_size"):
         Training(r, load(r), CPU, show=False)
 

@@ -120,8 +120,7 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plan the runs, then see `carry_out`."""
     from ..comparison import trials
-    from ..recipes import methods
-    from ..recipes import reading as recipes
+    from ..recipes import methods, reading
     from ..training import session
     from .train import fetch_data, read_recipe
 
@@ -130,8 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments)
     over = {}
     for sweep in arguments.over:
-        for key, values in recipes.parse_settings([sweep]).items():
-            over[key] = [recipes.parse_value(v) for v in _words(values)]
+        for key, values in reading.parse_settings([sweep]).items():
+            over[key] = [reading.parse_value(v) for v in _words(values)]
     named = [methods.comparable() if word == "all" else [word] for word in _words(arguments.methods)]
     plan = trials.plan(
         recipe,

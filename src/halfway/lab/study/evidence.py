@@ -74,12 +74,13 @@ def _rung(study: Study, base: str) -> dict[str, Any]:
     small = {role: share for role in ("full", "random") if (share := _small(members, role)) is not None}
     ladder = next((arm.rung[0] for arm in members if arm.rung is not None), _LADDERS.get(base, ""))
     passes = _passes(recipe)
+    methods = [_method(arm) for arm in members if arm.role == "method" and arm.entries]
     return {
         "name": base,
         "ladder": ladder,
         "passes": passes,
         "small": small,
-        "tried": len({json.dumps(_method(arm)) for arm in members if arm.role == "method" and arm.entries}),
+        "tried": len({json.dumps(method, sort_keys=True) for method in methods}),
         "findings": findings,
     }
 
@@ -122,11 +123,14 @@ def _finding(each: Gain, to_full: Difference | None) -> dict[str, Any] | None:
     arm, recipe = each.arm, each.arm.recipe
     start, stop = recipe.schedule.start, recipe.schedule.stop
     whole = not start and (stop is None or stop >= recipe.length)
-    if not whole or isinstance(recipe.prune_ratio, dict) or to_full is None or to_full.n < _FEWEST_SEEDS:
+    if not whole or isinstance(recipe.prune_ratio, dict) or to_full is None:
         return None
     # A control has no gain over itself: the other one is its rival.
     rival = {"random": "shorter", "shorter": "random"}.get(arm.role, each.score.better)
     gain = each.score.differences.get(rival) if rival is not None else None  # type: ignore[call-overload]
+    n = to_full.n if gain is None else gain.n
+    if min(n, to_full.n) < _FEWEST_SEEDS:
+        return None
     p = None if gain is None else p_value(gain)
     return {
         "arm": arm.name,
@@ -137,7 +141,7 @@ def _finding(each: Gain, to_full: Difference | None) -> dict[str, Any] | None:
         "to_full": _values(to_full),
         "gain": _values(gain),
         "better": rival,
-        "n": to_full.n if gain is None else gain.n,
+        "n": n,
         "stage": "confirm" if recipe.data.evaluate == "test" else "screen",
         "p": None if p is None else float(f"{p:.{_P_DIGITS}g}"),
     }

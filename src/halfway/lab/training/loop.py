@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...advice.trial import SMALL_LOSS
 from ...seeds import seed_of
 from ..data import Data
 from ..progress import Bar
@@ -229,7 +230,7 @@ class Training:
         losses_B = self.task.losses(outputs, y, plain=not smoothed)
         if counts:
             plain_B = self.task.plain_losses(outputs, y) if smoothed else losses_B
-            self._round.small += (plain_B < tasks.SMALL_LOSS).float().mean()
+            self._round.small += (plain_B < SMALL_LOSS).float().mean()
         if blocked and self.blocker is not None:
             self.blocker.observe(losses_B)
         elif learns and self.sampler is not None:

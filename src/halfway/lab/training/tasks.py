@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...advice.trial import SMALL_LOSS as SMALL_LOSS
+from ...advice.trial import SMALL_LOSS
 from ...selectors.tools.losses import LossFunction
 from ..data import IGNORE, TestSet
 from ..progress import Bar
