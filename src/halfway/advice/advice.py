@@ -111,8 +111,7 @@ def advise(
         loader: of the training data; anything that can be iterated again and again over pairs (input, targets).
         epochs: of the planned training.
         loss_fn: what the training minimises: (outputs, targets) -> a scalar, or one loss per sample. Where targets are
-            no classes it must be one per sample. A module is copied, like the model; a function is
-            called as it is.
+            no classes it must be one per sample. A module is copied, like the model; a function is called as it is.
         optimizer: as it is before the planned training, or a function of the parameters that makes one; None: AdamW
             with a learning rate of 0.001. Its learning rate is taken as the peak.
         at: the cut to time; None: the deepest one with F/T up to 0.1.
