@@ -162,10 +162,26 @@ def test_beside_random_pruning_the_rule_that_follows_it_is_named_where_the_loop_
     text = " ".join(str(advised(known)).split())
     assert 'selector="auto" is worth a try' in text
     assert "+0.30 [-0.10, +0.70] to random pruning on a (n = 5)" in text
+    more = evidence(rung("a", 0.5, *known.rungs[0].findings, method("auto", (0.2, -0.1, 0.5), p=0.2, n=13)))
+    again = " ".join(str(advised(more)).split())
+    assert "+0.20 [-0.10, +0.50] to random pruning on a (n = 13)" in again
+    assert "+0.30" not in again  # the finding with most seeds, and no other
     assert 'selector="auto"' not in str(advised(everywhere(-1.0, "no")))  # fewer epochs
     numbers = [(x, torch.rand(len(x), 3)) for x, _ in pairs()]
     regression = advised(known, loader=numbers, loss_fn=lambda outputs, y: (outputs - y).square().mean(1))
     assert 'selector="auto"' not in str(regression)
+
+
+@pytest.mark.parametrize(
+    ("gain", "time", "named"), [(0.3, takes_time, True), (-0.3, takes_time, False), (0.3, takes_a_second, False)]
+)
+def test_beside_fewer_epochs_it_is_named_where_it_had_the_higher_mean_and_steps_get_shorter(
+    gain: float, time: Any, named: bool
+) -> None:
+    known = evidence(rung("a", 0.5, *controls(-1.0), method("auto", (gain, gain - 0.4, gain + 0.4), p=0.2)))
+    found = advised(known, time=time)
+    assert found.recommendation.kind == "fewer epochs"
+    assert ('selector="auto" is worth a try' in " ".join(str(found).split())) is named
 
 
 def test_fewer_epochs_instead() -> None:

@@ -164,7 +164,7 @@ def advise(
         None if stream.per_epoch is None else round(epochs * stream.per_epoch),
         found,
         paste.lines(found, costs, cut, epochs),
-        (*notes, *words.on_auto(found, stream.has_ids, stream.classes.any), *words.warnings(found, basis)),
+        (*notes, *words.on_auto(found, costs, stream.classes.any), *words.warnings(found, basis)),
         basis.about,
     )
 
