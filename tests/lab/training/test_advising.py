@@ -12,9 +12,10 @@ from halfway.advice.evidence import Evidence
 from halfway.advice.recommend import Recommendation
 from halfway.lab import cli
 from halfway.lab.commands import train
+from halfway.lab.recipes import reading
 from halfway.lab.training import advising
 from tests.advice.invented import Ticking, method
-from tests.helpers.small_training import CPU, SETTINGS, SMALL, Recipe, Training, data, recipe
+from tests.helpers.small_training import CPU, SETTINGS, SMALL, Recipe, Training, data
 
 WINS = (0.9, 0.4, 1.4)
 
@@ -61,7 +62,7 @@ def test_the_command_of_a_method_has_its_settings_and_no_window() -> None:
 
 
 def test_the_batches_are_those_of_the_training_one_epoch_after_the_other() -> None:
-    small = recipe.load("tiny-cifar10").with_settings({**SMALL, "method": "full"})
+    small = reading.load("tiny-cifar10").with_settings({**SMALL, "method": "full"})
     training = Training(small, data.load(small.data, small.root, CPU), CPU, show=False)
     batches = advising.Batches(training)
     assert len(batches) == 160 // 32
@@ -75,7 +76,7 @@ def test_the_batches_are_those_of_the_training_one_epoch_after_the_other() -> No
 
 
 def test_the_ratio_is_the_recipes_or_one_half() -> None:
-    plain = recipe.load("tiny-cifar10")
+    plain = reading.load("tiny-cifar10")
     assert advising.ratio_of(plain.with_settings({"prune_ratio": 0.3})) == 0.3
     assert advising.ratio_of(plain.with_settings({"prune_ratio": 0.0})) == 0.5
 
