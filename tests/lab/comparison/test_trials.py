@@ -186,6 +186,13 @@ def test_another_draw_is_compared_with_the_usual_one() -> None:
     assert trials[2].group.rival_full == trials[0].group
 
 
+def test_a_run_is_not_compared_with_itself() -> None:
+    """With seed 1 it draws as without a selection_seed."""
+    with pytest.raises(ValueError, match=r"with seed 1 'random, p = 0.5' and .*selection_seed=1' are the same run"):
+        planned("random", selection_seed=[None, 1])
+    assert len(planned("random", selection_seed=[0, 1])) == 4
+
+
 def test_an_alias_is_the_method_it_stands_for() -> None:
     assert planned("density") == planned("pfb")
     assert planned("full density pfb") == planned("full pfb")

@@ -49,6 +49,12 @@ def test_a_stage_is_every_arm_on_every_recipe_with_every_seed(tmp_path: Path) ->
     assert len({run.key for run in runs}) == len(runs)
 
 
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    text = STAGE + "      again: {method: random, prune_ratio: 0.5, selection_seed: 4}\n"
+    with pytest.raises(ValueError, match="with seed 4 on ladder-c16 the arms 'half' and 'again' are the same run"):
+        plan.runs("screen", stages(text, tmp_path)["screen"], "elsewhere")
+
+
 @pytest.mark.parametrize(
     ("fewer", "left"),
     [

@@ -49,7 +49,7 @@ Methods that decide once (`halfway coreset --help`) choose a subset first, at ea
 These are trained in coresets-RECIPE beside DIR, and all methods share them. There is no window.
 
 --over sweeps any setting of the recipe or the method; given several times, all combinations. --over
-selection_seed=null,1 repeats every method with another draw and the same weights and batches (A/A).
+selection_seed=null,7 repeats every method with another draw and the same weights and batches (A/A).
 """
 _EPILOG = """\
 examples:
@@ -60,9 +60,9 @@ examples:
   halfway compare tiny-cifar10 --methods full,random,infobatch,divbs,pfb --equal flops
   halfway compare tiny-cifar10 --methods all --random-at-equal-cost --controls auto
   halfway compare tiny-cifar10 --methods full,random,random_even,shorter,smaller_batch,smaller_batch_scaled
-  halfway compare tiny-cifar10 --methods full,rs2,shorter,random_coreset,el2n,forgetting,craig window=[0,null]
-  halfway compare tiny-cifar10 --methods random --over selection_seed=null,1
-  halfway compare tiny-cifar10 --methods craig --over coreset.weights=true,false window=[0,null]
+  halfway compare tiny-cifar10 --methods full,rs2,shorter,random_coreset,el2n,forgetting,craig "window=[0,null]"
+  halfway compare tiny-cifar10 --methods random --over selection_seed=null,7
+  halfway compare tiny-cifar10 --methods craig --over coreset.weights=true,false "window=[0,null]"
   halfway compare tiny-cifar10 --methods all --workers 2
 """
 

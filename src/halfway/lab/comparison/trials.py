@@ -130,7 +130,20 @@ def plan(
         trials.setdefault((trial.group, seed), trial)
         full = _trial(recipe, FULL, 0.0, settings, seed)  # the upper end of the curves
         trials.setdefault((full.group, seed), full)
+    _check_nothing_twice(trials.values())
     return list(trials.values())
+
+
+def _check_nothing_twice(trials: Iterable[Trial]) -> None:
+    """No run may be compared with itself."""
+    first: dict[str, Trial] = {}
+    for trial in trials:
+        same = first.setdefault(str(sorted(trial.recipe.identity().items())), trial)
+        if same is not trial:
+            raise ValueError(
+                f"with seed {trial.seed} {same.group.label!r} and {trial.group.label!r} are the same run, which would be "
+                "compared with itself; a selection_seed must be none of --seeds"
+            )
 
 
 def control_costs(trials: Iterable[Trial]) -> list[float]:

@@ -132,6 +132,13 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
                 changes |= {k: v.replace("{seed}", str(seed)) for k, v in changes.items() if k == "coreset.file"}
                 ready = pinned(recipe.with_settings({**changes, "seed": seed, "root": root}))
                 made.append(Run(name, str(arm), base, seed, ready))
+    first: dict[str, Run] = {}
+    for run in made:
+        if (same := first.setdefault(run.key, run)) is not run:
+            raise ValueError(
+                f"stage {name}: with seed {run.seed} on {run.base} the arms {same.arm!r} and {run.arm!r} are the same run, "
+                "which would be compared with itself; a selection_seed must be none of the seeds"
+            )
     return made
 
 
