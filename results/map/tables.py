@@ -7,7 +7,6 @@ python results/map/tables.py --write    put them into the page, each below its m
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from halfway.lab.comparison.curves import Point, difference_at
@@ -63,6 +62,7 @@ AUTO = {
     "ladder-f128": "F, 130",
 }
 FIRST_NEW = {"auto again": 5, "real scale again": 3}  # the first seed that had not been seen
+MORE_FROM = 8  # of "real scale again": planned when those before had been seen
 RATIOS = (0.3, 0.5, 0.7)
 RIVALS = {
     "random_subset": "a fixed subset",
@@ -101,8 +101,9 @@ class Results:
         return "" if found is None else f"{sum(found.arm.scores.values()) / len(found.arm.scores):.2f}"
 
     def seeds(self, base: str) -> str:
-        """How many seeds the arms of a recipe have, beside full data: 5, or 3 to 5."""
-        arms = [each.arm for (at, _), each in self._found.items() if at == base and each.arm.role != "full"]
+        """How many seeds the arms of a recipe have, beside full data and a second draw: 5, or 3 to 5."""
+        arms = [each.arm for (at, _), each in self._found.items() if at == base]
+        arms = [arm for arm in arms if arm.role not in ("full", "again")]
         counts = sorted({len(arm.scores) for arm in arms}) or [0]
         return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
@@ -128,12 +129,11 @@ class Results:
         d = difference(mine.arm.scores, full.arm.scores, spread(here, "scores"))
         return "" if d is None else _bold(d, d.told_apart)
 
-    def on_new_seeds(self, base: str, arm: str, other: str, among: Sequence[str]) -> str:
-        """On those seeds alone that had not been seen when the stage was planned; spread pooled over some arms."""
-        first = FIRST_NEW[self._stage]
-        found = {name: each.arm.scores for name in among if (each := self.of(base, name)) is not None}
-        new = {name: {s: score for s, score in scores.items() if s >= first} for name, scores in found.items()}
-        d = difference(new[arm], new[other], residual(new))
+    def on_seeds(self, base: str, arm: str, other: str, first: int, last: int | None = None) -> str:
+        """On some seeds alone, by the differences of two arms alone: the paired t test. In brackets how many."""
+        scores = [each.arm.scores if (each := self.of(base, name)) is not None else {} for name in (arm, other)]
+        mine, others = ({s: x for s, x in by.items() if s >= first and (last is None or s <= last)} for by in scores)
+        d = difference(mine, others, residual({arm: mine, other: others}))
         return "" if d is None else f"{_bold(d, d.told_apart)} ({d.n})"
 
 
@@ -298,33 +298,35 @@ def real_scale(study: Study) -> str:
 def real_scale_again(study: Study) -> str:
     """What led, on seeds that are new to it."""
     found, base = Results(study, "real scale again"), "speedrun-cifar10"
-    arms = {CAPPED: CONTENDERS[CAPPED], "auto": "`auto`"}
-    controls = {"random": "random 0.5", "shorter": "shorter 0.5"}
+    first = FIRST_NEW["real scale again"]
     rows = []
-    for arm, label in arms.items():
-        beside = [found.to_control(base, arm, control) for control in controls]
-        alone = [
-            found.on_new_seeds(base, arm, other, (*arms, *controls.values(), "full")) for other in controls.values()
-        ]
-        mine = found.of(base, arm)
-        n = "0" if mine is None else str(len(mine.arm.scores))
-        rows.append([label, n, found.score(base, arm), *beside, *alone, found.to_full(base, arm)])
-    head = ["", "n", "score, %", "to random", "to fewer steps"]
-    return markdown(
-        [*head, "to random, new seeds alone (n)", "to fewer steps, new seeds alone (n)", "to full data"], rows
-    )
+    for arm, label in {CAPPED: CONTENDERS[CAPPED], "auto": "`auto`"}.items():
+        for control, words in {"random": "random", "shorter": "fewer steps"}.items():
+            blocks = [(first, None), (first, MORE_FROM - 1), (MORE_FROM, None)]
+            beside = [found.on_seeds(base, arm, f"{control} 0.5", *block) for block in blocks]
+            rows.append([f"{label} to {words}", *beside, found.to_control(base, arm, control)])
+        rows.append([f"{label} to full data", "", "", "", found.to_full(base, arm)])
+    last = MORE_FROM - 1
+    return markdown(["", "all new seeds (n)", f"{first} to {last}", f"from {MORE_FROM} on", "all seeds"], rows)
 
 
 def longer(study: Study) -> str:
     """With twice the passes."""
     found, base = Results(study, "real scale at twice the passes"), "speedrun-cifar10"
-    arms = {"random 0.5": "random", "shorter 0.5": "full data for fewer steps", CAPPED: CONTENDERS[CAPPED]}
+    arms = {
+        "full": "full data",
+        "random 0.5": "random",
+        "shorter 0.5": "full data for fewer steps",
+        CAPPED: CONTENDERS[CAPPED],
+        "auto": "`auto`",
+    }
     rows = []
     for arm, label in arms.items():
-        if (each := found.of(base, arm)) is not None:
+        if (each := found.of(base, arm)) is not None and each.arm.scores:
             beside = [found.to_control(base, arm, control) for control in ("random", "shorter")]
-            rows.append([label, str(len(each.arm.scores)), found.score(base, arm), *beside])
-    return markdown(["20 passes", "n", "score, %", "to random", "to fewer steps"], rows)
+            to_full = "" if arm == "full" else found.to_full(base, arm)
+            rows.append([label, str(len(each.arm.scores)), found.score(base, arm), *beside, to_full])
+    return markdown(["20 passes", "n", "score, %", "to random", "to fewer steps", "to full data"], rows)
 
 
 def auto(study: Study) -> str:
@@ -369,7 +371,7 @@ def auto_again(study: Study) -> str:
         if (mine := found.of(base, "auto")) is not None:
             beside = found.to_control(base, "auto", "random")
             scores = [found.score(base, arm) for arm in ("random 0.5", "auto")]
-            alone = found.on_new_seeds(base, "auto", "random 0.5", ("auto", "random 0.5"))
+            alone = found.on_seeds(base, "auto", "random 0.5", FIRST_NEW["auto again"])
             rows.append([AUTO[base], str(len(mine.arm.scores)), *scores, beside, alone])
     return markdown(["", "n", "random, %", "`auto`, %", "to random", "on new seeds alone (n)"], rows)
 
