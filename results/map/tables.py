@@ -61,7 +61,6 @@ AUTO = {
     "ladder-f32": "F, 32",
     "ladder-f128": "F, 130",
 }
-FIRST_NEW = {"auto again": 5, "real scale again": 3}  # the first seed that had not been seen
 MORE_FROM = 8  # of "real scale again": planned when those before had been seen
 RATIOS = (0.3, 0.5, 0.7)
 RIVALS = {
@@ -128,6 +127,11 @@ class Results:
         here = [member for member in self._study.arms[self._stage] if member.base == base and member.entries]
         d = difference(mine.arm.scores, full.arm.scores, spread(here, "scores"))
         return "" if d is None else _bold(d, d.told_apart)
+
+    @property
+    def first_fresh(self) -> int:
+        """The first seed that nobody had seen when the stage was planned."""
+        return min(self._study.stages[self._stage]["fresh_seeds"])
 
     def on_seeds(self, base: str, arm: str, other: str, first: int, last: int | None = None) -> str:
         """On some seeds alone, by the differences of two arms alone: the paired t test. In brackets how many."""
@@ -298,7 +302,7 @@ def real_scale(study: Study) -> str:
 def real_scale_again(study: Study) -> str:
     """What led, on seeds that are new to it."""
     found, base = Results(study, "real scale again"), "speedrun-cifar10"
-    first = FIRST_NEW["real scale again"]
+    first = found.first_fresh
     rows = []
     for arm, label in {CAPPED: CONTENDERS[CAPPED], "auto": "`auto`"}.items():
         for control, words in {"random": "random", "shorter": "fewer steps"}.items():
@@ -371,7 +375,7 @@ def auto_again(study: Study) -> str:
         if (mine := found.of(base, "auto")) is not None:
             beside = found.to_control(base, "auto", "random")
             scores = [found.score(base, arm) for arm in ("random 0.5", "auto")]
-            alone = found.on_seeds(base, "auto", "random 0.5", FIRST_NEW["auto again"])
+            alone = found.on_seeds(base, "auto", "random 0.5", found.first_fresh)
             rows.append([AUTO[base], str(len(mine.arm.scores)), *scores, beside, alone])
     return markdown(["", "n", "random, %", "`auto`, %", "to random", "on new seeds alone (n)"], rows)
 

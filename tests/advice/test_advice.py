@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import halfway
-from halfway.advice import Advice, advice, advise
+from halfway.advice import Advice, advice, advise, words
 from halfway.advice.evidence import Evidence
+from halfway.advice.recommend import Costs, Recommendation
 
 from .invented import Ticking, controls, evidence, method, net, pairs, rung, takes_a_second, takes_time
+
+DATA = TensorDataset(torch.zeros(48, 4), torch.arange(48) % 3)
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +185,16 @@ def test_beside_fewer_epochs_it_is_named_where_it_had_the_higher_mean_and_steps_
     found = advised(known, time=time)
     assert found.recommendation.kind == "fewer epochs"
     assert ('selector="auto" is worth a try' in " ".join(str(found).split())) is named
+
+
+def test_beside_fewer_epochs_it_is_not_named_if_it_was_behind_on_one_rung() -> None:
+    rungs = [
+        rung(name, 0.5, *controls(-1.0), method("auto", (gain, gain - 0.4, gain + 0.4), p=0.2))
+        for name, gain in (("a", 0.3), ("b", -0.1))
+    ]
+    costs = Costs(0.5, random_time=0.55)
+    assert words.on_auto(Recommendation("fewer epochs", "", tuple(rungs[:1])), costs, classes=True)
+    assert not words.on_auto(Recommendation("fewer epochs", "", tuple(rungs)), costs, classes=True)
 
 
 def test_fewer_epochs_instead() -> None:
@@ -388,6 +401,12 @@ class NoParameters(nn.Module):
         ({"loader": [{"x": x} for x, _ in pairs()]}, "pairs .* are needed"),
         ({"loader": [(x, y.float()) for x, y in pairs()]}, "targets are no classes .* pass loss_fn="),
         ({"loader": pairs(size=1)}, "prunes none of the 1 samples"),
+        ({"loader": [*pairs(), (torch.randn(8, 4), torch.full((8,), 7))]}, "a target is no class of the model"),
+        (
+            {"loader": DataLoader(DATA, batch_sampler=halfway.PrunedBatchSampler(DATA, 8, 0.5))},
+            r"prunes already \(PrunedBatchSampler\), .* pass a loader without it",
+        ),
+        ({"loader": DataLoader(DATA, 8, sampler=halfway.samplers.RS2(DATA, 0.5))}, r"prunes already \(RS2\)"),
         ({"at": "layer9"}, "no module 'layer9'"),
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "none of the model's parameters"),
         ({"optimizer": "sgd"}, "a torch.optim.Optimizer or a function"),

@@ -87,6 +87,20 @@ def test_samples_without_a_label_have_no_plain_loss() -> None:
         assert plain_B.isnan().tolist() == [True] * 5 + [False] * 3
 
 
+def test_the_loss_is_the_mean_over_labelled_samples_as_in_the_users_training() -> None:
+    outputs, y = torch.randn(8, 3), torch.tensor([0, 1, -100, 2, -100, -100, 1, 0])
+    loss, _ = losses(outputs, y, F.cross_entropy)
+    torch.testing.assert_close(loss, F.cross_entropy(outputs, y))
+
+
+def test_masks_without_a_labelled_pixel_have_no_plain_loss() -> None:
+    outputs, y = torch.randn(4, 3, 5, 5), torch.randint(0, 3, (4, 5, 5))
+    y[0], y[1], y[2, 0] = 255, -100, 255
+    loss, plain_B = losses(outputs, y, F.cross_entropy)
+    assert plain_B.isnan().tolist() == [True, True, False, False]
+    torch.testing.assert_close(loss, plain_B[2:].mean())
+
+
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_a_loss_that_is_no_number_counts_as_infinite(kind: str) -> None:
     outputs = torch.tensor([[math.nan, 0.0], [1.0, 0.0]])

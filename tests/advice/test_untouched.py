@@ -112,6 +112,18 @@ def test_a_loader_yields_afterwards_what_it_would_have_yielded(name: str) -> Non
         assert torch.equal(mine, theirs)
 
 
+def test_a_part_that_has_no_state_yet_is_left_alone() -> None:
+    class Unready(Augmented):
+        def state_dict(self) -> dict[str, int]:
+            raise RuntimeError("no pass was begun")
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise AssertionError
+
+    with untouched(DataLoader(Unready(), 4), CPU):
+        pass
+
+
 def test_all_is_put_back_after_an_error() -> None:
     loader = own_generator()
     before = loader.generator.get_state(), torch.get_rng_state()

@@ -24,6 +24,7 @@ from halfway.selectors import (
     RhoRemembered,
     Selector,
 )
+from halfway.state.host_copy import HostCopy
 
 N, B = 96, 16
 
@@ -108,6 +109,35 @@ def test_the_hardest_by_the_last_known_losses_stay() -> None:
         ids = torch.tensor(whole)
         hardest = ids[losses[ids].argsort(descending=True)[: B // 2]]
         assert set(batch) == set(hardest.tolist())
+
+
+def test_a_report_is_read_back_in_the_next_epoch_and_not_while_training_computes_it(monkeypatch) -> None:
+    """Workers draw ahead, so that most reports of a short epoch come when it is drawn."""
+    run, read = Run(workers=2), []
+    value = HostCopy.value
+    monkeypatch.setattr(HostCopy, "value", lambda copied: (read.append(copied), value(copied))[1])
+    observe = run.batches.observe
+
+    def observed(ids: Tensor, losses: Tensor) -> None:
+        before = len(read)
+        observe(ids, losses)
+        assert len(read) == before
+
+    monkeypatch.setattr(run.batches, "observe", observed)
+    run.epoch(0)
+    run.epoch(1)
+    assert len(read) >= N // B
+
+
+def test_the_warning_of_missing_losses_comes_again_after_another_state_was_loaded() -> None:
+    batches = halfway.PrunedBatchSampler(data(), B, 0.5, selector="last_loss")
+    state = copy.deepcopy(batches.state_dict())
+    for _ in range(2):
+        batches.set_epoch(0)
+        list(batches)
+        with pytest.warns(UserWarning, match="got none in the last epoch"):
+            batches.set_epoch(1)
+        batches.load_state_dict(state)
 
 
 def test_rotation_uses_every_sample_before_any_is_used_again() -> None:

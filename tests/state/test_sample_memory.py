@@ -274,6 +274,32 @@ def test_batches_that_outgrow_the_messages_on_one_rank_come_later_and_whole(num_
     assert known.sum() < 34, "of 31 + 3 samples some must have waited, or this tests nothing"
 
 
+def waiting(rank, sizes):
+    """The same samples come in all batches, fewer in small ones, each time with a newer value."""
+    ranks, memory = Ranks(timeout=20), SampleMemory(1, 200)
+    late = []
+    for step, size in enumerate(sizes):
+        ids = torch.arange(100 - size, 100) + 100 * rank
+        memory.write(ids, torch.full((size,), float(step)), ranks)
+        late.append(len(memory._late))
+    return late, memory.values.view(2, 100)
+
+
+def test_what_had_no_room_soon_has_it():
+    for late, values in processes.run(2, waiting, [10, *[100] * 7]):
+        assert late[1] > 0
+        assert late[5:] == [0, 0, 0]
+        assert (values == 7).all()
+
+
+def test_what_had_no_room_does_not_replace_what_is_newer():
+    for late, values in processes.run(2, waiting, [10, 100, 1, 0, 0, 0]):
+        assert late[2] > 0
+        assert late[-1] == 0
+        assert (values[:, :99] == 1).all()
+        assert (values[:, 99] == 2).all()
+
+
 def reloaded(rank):
     """A state is loaded while rows wait for room."""
     ranks, memory = Ranks(timeout=20), SampleMemory(1, 100)

@@ -16,7 +16,9 @@ from torch.optim import Optimizer
 from ..batches import batch as batches
 from ..costs.layers import Layers, layers
 from ..functional import retained_count
+from ..loading.pruned_batches import PrunedBatchSampler
 from ..modules import find_layer, unwrap
+from ..samplers.base import EpochSampler
 from ..settings import number, share
 from . import classes, paste, words
 from . import evidence as known
@@ -111,7 +113,8 @@ def advise(
         loader: of the training data; anything that can be iterated again and again over pairs (input, targets).
         epochs: of the planned training.
         loss_fn: what the training minimises: (outputs, targets) -> a scalar, or one loss per sample. Where targets are
-            no classes it must be one per sample. A module is copied, like the model; a function is called as it is.
+            no classes it must be one per sample. A module is copied, like the model; a function is called as it is, so
+            that modules inside it keep the gradients and counts of the trial.
         optimizer: as it is before the planned training, or a function of the parameters that makes one; None: AdamW
             with a learning rate of 0.001. Its learning rate is taken as the peak.
         at: the cut to time; None: the deepest one with F/T up to 0.1.
@@ -217,6 +220,12 @@ def _check(model: Any, loader: Any, epochs: Any, prune_ratio: Any, seconds: Any)
         )
     if isinstance(loader, Mapping) or not isinstance(loader, Iterable):
         raise TypeError(f"the loader must yield pairs (input, targets), as a DataLoader does; got a {type(loader)}")
+    for part in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
+        if isinstance(part, (PrunedBatchSampler, EpochSampler)):
+            raise ValueError(
+                f"the loader prunes already ({type(part).__name__}), and advice is about training on all data: pass a "
+                "loader without it"
+            )
 
 
 def _check_step(loss_fn: Any, autocast: Any, clip_norm: Any) -> None:

@@ -52,7 +52,7 @@ class Finding:
     gain: the score minus that of the better control at equal cost; of a control minus that of the other one.
     better: which control that is.
     n: seeds of the gain; of `to_full` where there is none.
-    stage: screen: on validation images, where settings were chosen; confirm: on test images and fresh seeds.
+    stage: screen: on validation images, where settings were chosen; confirm: on test images and other seeds.
     p: two-sided p value of the gain, not corrected; None without an interval.
     """
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..batches.batch import leaves
-from ..selectors.tools.losses import LossFunction, cross_entropy
+from ..selectors.tools.losses import LossFunction, cross_entropy, has_label
 
 # The model's input, and the targets.
 Batch = tuple[Any, Any]
@@ -99,7 +99,12 @@ class Learner:
             if block is not None:
                 x, y = block(x, y)
             outputs = called(self.model, x)
-            loss, plain_B = losses(outputs, y, self.loss_fn)
+            try:
+                loss, plain_B = losses(outputs, y, self.loss_fn)
+            except IndexError as error:
+                raise ValueError(
+                    f"a target is no class of the model ({error}): give it one output for each, or mend the labels"
+                ) from error
         self._scaler.scale(loss).backward()
         if self._setup.clip_norm is not None:
             self._scaler.unscale_(self.optimizer)
@@ -179,8 +184,8 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
 def losses(outputs: Any, y: Any, loss_fn: LossFunction) -> tuple[Tensor, Tensor]:
     """The loss to train with, a scalar; and the plain losses (B,), detached.
 
-    Plain losses are the cross-entropy without smoothing where targets are classes (NaN without a label, a negative
-    class), elsewhere what `loss_fn` returns.
+    Plain losses are the cross-entropy without smoothing where targets are classes (NaN of a sample without a label),
+    elsewhere what `loss_fn` returns.
     """
     if loss_fn is F.cross_entropy:
         if not is_classes(y):
@@ -188,8 +193,8 @@ def losses(outputs: Any, y: Any, loss_fn: LossFunction) -> tuple[Tensor, Tensor]
                 f"the targets are no classes but {_described(y)}; pass loss_fn=, a function of (outputs, targets) that "
                 "returns one loss per sample (reduction='none')"
             )
-        losses_B = cross_entropy(outputs, y)
-        return losses_B.mean(), _labelled(losses_B, y)
+        losses_B, labelled_B = cross_entropy(outputs, y), has_label(outputs, y)
+        return losses_B.sum() / labelled_B.sum().clamp(min=1), _labelled(losses_B, labelled_B)
     given = loss_fn(outputs, y)
     if not isinstance(given, Tensor) or given.ndim > 1:
         raise ValueError(f"loss_fn must return a scalar or one loss per sample, shape (B,), got {_described(given)}")
@@ -213,15 +218,14 @@ def plain(outputs: Any, y: Tensor) -> Tensor | None:
     """The cross-entropy; None if the outputs are no logits of classes (a single logit for two classes, say)."""
     try:
         with torch.no_grad():
-            return _labelled(cross_entropy(outputs, y), y)
+            return _labelled(cross_entropy(outputs, y), has_label(outputs, y))
     except (TypeError, ValueError):
         return None
 
 
-def _labelled(losses_B: Tensor, y: Tensor) -> Tensor:
+def _labelled(losses_B: Tensor, labelled_B: Tensor) -> Tensor:
     """Detached; NaN where a sample has no label, and so a loss of 0 that says nothing."""
-    found_B = _diverging(losses_B.detach())
-    return found_B.masked_fill(y < 0, math.nan) if y.ndim == 1 else found_B
+    return _diverging(losses_B.detach()).masked_fill(~labelled_B, math.nan)
 
 
 def _diverging(losses_B: Tensor) -> Tensor:

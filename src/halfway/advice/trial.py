@@ -187,8 +187,8 @@ def _train(
     loss, small = torch.stack(kept[-math.ceil(_LAST * len(kept)) :]).nanmean(0).tolist()
     if math.isnan(loss):
         raise ValueError(
-            "no sample of the last batches has a label (all classes are negative), so there is no loss to look at: "
-            "pass a loader of labelled samples"
+            "no sample of the last batches has a label (all classes are negative, all pixels of masks 255), so there "
+            "is no loss to look at: pass a loader of labelled samples"
         )
     if not math.isfinite(loss):
         raise FloatingPointError(

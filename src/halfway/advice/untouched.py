@@ -35,7 +35,7 @@ def untouched(loader: Any, device: torch.device) -> Iterator[None]:
     before = loader._iterator if workers else None
     if workers:
         loader._iterator = None
-    states = [(part, copy.deepcopy(part.state_dict())) for part in parts if _has_state(part)]
+    states = [(part, state) for part in parts if (state := _state_of(part)) is not None]
     try:
         yield
     finally:
@@ -89,10 +89,16 @@ def _of_the_host(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any]]:
     return []
 
 
-def _has_state(part: Any) -> bool:
+def _state_of(part: Any) -> Any:
+    """A copy of what it saves; None if it saves nothing."""
     # Not of modules: a data set may hold a network, which nothing here changes.
     stateful = callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
-    return stateful and not isinstance(part, torch.nn.Module)
+    if not stateful or isinstance(part, torch.nn.Module):
+        return None
+    try:
+        return copy.deepcopy(part.state_dict())
+    except Exception:  # some have the method, but nothing to save (Accelerate's loader), or not before a first pass
+        return None
 
 
 def _keeps_workers(loader: Any) -> bool:

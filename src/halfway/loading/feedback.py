@@ -135,7 +135,7 @@ class Feedback:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._reports.load_state_dict(state["reports"])
         self.largest_lag = int(state["lag"])
-        self._observed, self._draws = self.arrived > 0, 0
+        self._observed, self._warned, self._draws = self.arrived > 0, False, 0
 
     def close(self) -> None:
         """Let go of the watched model."""

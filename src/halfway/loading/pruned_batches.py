@@ -164,16 +164,17 @@ class PrunedBatchSampler(Sampler[list[int]]):
         return size // self.offered if self.drop_last else -(-size // self.offered)
 
     def observe(self, ids: Tensor, losses: Tensor | None = None) -> None:
-        """What a batch showed in training, once for each batch and in order. Until the last batch of an epoch is drawn
-        nothing waits for the device. All ranks must call it equally often; selectors that do not learn ignore it.
+        """What a batch showed in training, once for each batch and in order. Nothing waits for the device, except
+        with several ranks once the last batch of an epoch is drawn. All ranks must call it equally often; selectors
+        that do not learn ignore it.
 
         Args:
             ids: (S,) whole numbers, the samples' positions in the data set.
             losses: (S,) one loss per sample, before weights; None where the selector learns from a watched layer only.
         """
         self._feedback.observe(ids, losses)
-        if self._epoch is not None and self._epoch.drawn == self._epoch.batches:
-            # No draw is left to wait for: here, where all ranks come by, and not when one of them saves.
+        if self._ranks.size > 1 and self._epoch is not None and self._epoch.drawn == self._epoch.batches:
+            # No draw is left to learn before: here, where all ranks come by, and not when one of them saves.
             self._feedback.learn(self._candidates)
 
     def watch(self, model: nn.Module) -> None:

@@ -120,6 +120,18 @@ def test_the_seeds_of_a_finding_are_those_of_its_gain() -> None:
     assert (found["pfb"]["n"], found["random 0.5"]["n"]) == (3, 3)
 
 
+def test_of_a_stage_with_fresh_seeds_these_alone_count() -> None:
+    planned = stage([RUNG], {**CONTROLS, **PFB}, seeds=[0, 1, 2, 3, 4])
+    lines = entries({"again": planned}, on_the_curves)
+    for line in lines:
+        line["score"] += 5 * (line["arm"] == "pfb" and line["seed"] < 2)  # why it was planned
+    found = arms(extracted({"again": {**planned, "fresh_seeds": [2, 3, 4]}}, lines))
+    alone = arms(extracted({"again": {**planned, "seeds": [2, 3, 4]}}, lines))
+    assert found == alone
+    assert found["pfb"]["n"] == 3
+    assert found["pfb"]["gain"][0] < arms(extracted({"again": planned}, lines))["pfb"]["gain"][0] - 1
+
+
 def test_a_single_seed_is_no_comparison_but_has_a_share() -> None:
     content = extracted({"confirm": stage([RUNG], CONTROLS, seeds=[0])})
     assert rung(content)["findings"] == []

@@ -140,6 +140,10 @@ ERRORS = {
         "stages: {a: {recipes: [ladder-c16], seeds: [1, 2], fewer_seeds: {ladder-f8: [1]}, arms: {full: {}}}}",
         r"some of its seeds, as in {ladder-c16: \[1\]}; got {ladder-f8: \[1\]}",
     ),
+    "fresh seeds that are none": (
+        "stages: {a: {recipes: [ladder-c16], seeds: [1, 2], fresh_seeds: [2, 3], arms: {full: {}}}}",
+        r"fresh_seeds are some of its seeds, got \[2, 3\]",
+    ),
     "other seeds": (
         "stages: {a: {recipes: [ladder-c16], seeds: [1, 2], fewer_seeds: {ladder-c16: [1, 3]}, arms: {full: {}}}}",
         r"got {ladder-c16: \[1, 3\]}",

@@ -141,8 +141,8 @@ def _check_nothing_twice(trials: Iterable[Trial]) -> None:
         same = first.setdefault(str(sorted(trial.recipe.identity().items())), trial)
         if same is not trial:
             raise ValueError(
-                f"with seed {trial.seed} {same.group.label!r} and {trial.group.label!r} are the same run, which would be "
-                "compared with itself; a selection_seed must be none of --seeds"
+                f"with seed {trial.seed} {same.group.label!r} and {trial.group.label!r} are the same run, which would "
+                "be compared with itself; a selection_seed must be none of --seeds"
             )
 
 

@@ -1,9 +1,10 @@
 """What `halfway advise` knows about accuracy: a small extract of a study, for `advice.evidence`.
 
-A stage counts if it has the arm `full`, so that one which tunes learning rates does not. Of its arms those count that
-differ from their recipe in the method alone (a window or another learning rate is nothing that advice could paste), and
-that have two seeds or more. Results are only ever appended to a ledger, so the number of those that were read says
-which they are.
+A stage counts if it has the arm `full`, so that one which tunes learning rates does not; of its seeds those count that
+are fresh, if it says which, because what was seen before is why it was planned. Of its arms those count that differ
+from their recipe in the method alone (a window or another learning rate is nothing that advice could paste), and that
+have two seeds or more. Results are only ever appended to a ledger, so the number of those that were read says which
+they are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from ..recipes import reading
 from ..recipes.methods import FULL, settings_of
 from ..recipes.schema import Recipe
 from .arms import Arm, arms
-from .gains import Gain
+from .gains import Gain, gains
 from .holm import p_value
 from .ledger import last_small_losses
 from .plan import Run
@@ -67,7 +69,7 @@ def _rung(study: Study, base: str) -> dict[str, Any]:
     members = [arm for found in study.arms.values() for arm in found if arm.base == base and _family_of(arm) == plain]
     findings = [
         entry
-        for found in study.gains.values()
+        for found in (_of_fresh_seeds(study, stage) for stage in study.stages)
         for entry in _findings([each for each in found if each.arm.base == base and _family_of(each.arm) == plain])
         if entry is not None
     ]
@@ -83,6 +85,15 @@ def _rung(study: Study, base: str) -> dict[str, Any]:
         "tried": len({json.dumps(method, sort_keys=True) for method in methods}),
         "findings": findings,
     }
+
+
+def _of_fresh_seeds(study: Study, stage: str) -> list[Gain]:
+    """The gains of a stage; by its fresh seeds alone, if it says which they are."""
+    fresh = study.stages[stage].get("fresh_seeds")
+    if not fresh:
+        return study.gains[stage]
+    members = study.arms[stage]
+    return gains([replace(arm, entries={s: e for s, e in arm.entries.items() if s in fresh}) for arm in members])
 
 
 def _family_of(arm: Arm) -> tuple[tuple[str, Any], ...]:

@@ -5,6 +5,7 @@
         recipes: [ladder-c16, ladder-f8]
         seeds: [110, 111, 112]
         fewer_seeds: {ladder-f8: [110]}             optional: of recipes that have fewer
+        fresh_seeds: [111, 112]                     optional: those that nobody had seen when the stage was planned
         settings: {data.evaluate: validation}       of all arms
         arms:
           full: {}                                  an arm is a name and what it is made of
@@ -39,7 +40,7 @@ from ..recipes.schema import Recipe
 _NO_EFFECT = ("name", "log_every", "evaluate_every", "training_score")
 # What an arm can have fewer of than its stage.
 _FEWER = ("seeds", "recipes")
-_STAGE = {"recipes", "seeds", "fewer_seeds", "settings", "arms", "about", "primary", "claims"}
+_STAGE = {"recipes", "seeds", "fewer_seeds", "fresh_seeds", "settings", "arms", "about", "primary", "claims"}
 _CLAIM = {"says", "arm", "than", "within", "paper"}
 
 
@@ -98,6 +99,8 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
                     f"stage {name}: fewer_seeds gives a recipe of the stage some of its seeds, as in "
                     f"{{{stage['recipes'][0]}: [{stage['seeds'][0]}]}}; got {{{base}: {seeds}}}"
                 )
+        if not set(stage.get("fresh_seeds") or []) <= set(stage["seeds"]):
+            raise ValueError(f"stage {name}: fresh_seeds are some of its seeds, got {stage['fresh_seeds']}")
         for claim in stage.get("claims", []):
             if not isinstance(claim, dict) or not {"says", "arm", "than"} <= set(claim) <= _CLAIM:
                 raise ValueError(
@@ -134,10 +137,11 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
                 made.append(Run(name, str(arm), base, seed, ready))
     first: dict[str, Run] = {}
     for run in made:
-        if (same := first.setdefault(run.key, run)) is not run:
+        same = first.setdefault(run.key, run)
+        if same is not run and (same.recipe.selection_seed, run.recipe.selection_seed) != (None, None):
             raise ValueError(
-                f"stage {name}: with seed {run.seed} on {run.base} the arms {same.arm!r} and {run.arm!r} are the same run, "
-                "which would be compared with itself; a selection_seed must be none of the seeds"
+                f"stage {name}: with seed {run.seed} on {run.base} the arms {same.arm!r} and {run.arm!r} are the same "
+                "run, which would be compared with itself; a selection_seed must be none of the seeds"
             )
     return made
 

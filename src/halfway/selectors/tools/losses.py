@@ -66,9 +66,19 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
             f"targets of shape {tuple(targets.shape)} do not fit logits of shape {tuple(logits.shape)}; pass a loss_fn"
         )
     classes = targets.reshape(positions).long()
-    known = (classes >= 0) & (classes != IGNORE) if dense else classes >= 0
+    known = _known(classes, dense)
     each = F.cross_entropy(logits, torch.where(known, classes, _UNLABELLED), ignore_index=_UNLABELLED, reduction="none")
     return each.reshape(len(each), -1).sum(1) / known.reshape(len(known), -1).sum(1).clamp(min=1)
+
+
+def has_label(outputs: Any, targets: Tensor) -> Tensor:
+    """(B,) whether a sample has a label; in segmentation, whether any of its pixels has. Targets are classes."""
+    known = _known(targets, dense=logits_of(outputs).ndim == 4)
+    return known.reshape(len(known), -1).any(1)
+
+
+def _known(classes: Tensor, dense: bool) -> Tensor:
+    return (classes >= 0) & (classes != IGNORE) if dense else classes >= 0
 
 
 def logit_gradients(outputs: Any, targets: Tensor, loss_fn: LossFunction | None = None) -> Tensor:
