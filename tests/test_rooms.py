@@ -15,17 +15,17 @@ PACKAGE = ROOT / "src" / "halfway"
 FILES = 12  # beside the folders, `__init__.py` and `py.typed` included
 # Lines of code, without comments, docstrings and blank lines. A room that needs more should give something up first.
 BUDGETS = {
-    "advice": 1_070,
+    "advice": 1_085,
     "batches": 445,
     "blocker": 600,
     "coresets": 1_330,
     "costs": 320,
     "engine": 2_935,
     "integrations": 350,
-    "lab": 9_900,
+    "lab": 9_880,
     "loading": 515,
     "samplers": 640,
-    "selectors": 2_015,
+    "selectors": 2_020,
     "state": 555,
 }
 TOGETHER = 2_000  # blocker and engine: what has to be read to trust a replay

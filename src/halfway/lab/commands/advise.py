@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from . import add_command
 from .train import add_recipe_options, fetch_data, read_recipe
 
 _DESCRIPTION = """\
@@ -38,12 +39,8 @@ examples:
 
 def register(commands: Any) -> None:
     """Add `advise` to the command line."""
-    parser = commands.add_parser(
-        "advise",
-        help="would pruning pay in this training? a few minutes tell",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        commands, "advise", "would pruning pay in this training? a few minutes tell", _DESCRIPTION, _EPILOG
     )
     add_recipe_options(parser)
     parser.add_argument(

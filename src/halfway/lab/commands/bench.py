@@ -8,6 +8,7 @@ import shlex
 import sys
 from typing import Any
 
+from . import add_command
 from .layers import add_input_options
 
 _DESCRIPTION = """\
@@ -33,13 +34,7 @@ examples:
 
 def register(commands: Any) -> None:
     """Add `bench` to the command line."""
-    parser = commands.add_parser(
-        "bench",
-        help="what a step of a model costs, measured",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "bench", "what a step of a model costs, measured", _DESCRIPTION, _EPILOG)
     parser.add_argument("model", help="a torchvision or timm name, or package.module:factory")
     parser.add_argument("--at", required=True, metavar="LAYER", help="the cut")
     parser.add_argument("--prune-ratio", type=float, default=0.4, metavar="P", help="in (0, 1) (default: 0.4)")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from . import add_command
+
 if TYPE_CHECKING:
     from ..comparison.trials import Trial
 
@@ -71,13 +73,7 @@ def register(commands: Any) -> None:
     """Add `compare` to the command line."""
     from .train import add_recipe_options
 
-    parser = commands.add_parser(
-        "compare",
-        help="methods side by side, at the same seeds",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "compare", "methods side by side, at the same seeds", _DESCRIPTION, _EPILOG)
     add_recipe_options(parser)
     parser.add_argument(
         "--methods",

@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import add_command
+
 if TYPE_CHECKING:
     from ...coresets import Coreset
     from ..coresets.choose import Choice
@@ -46,13 +48,7 @@ def register(commands: Any) -> None:
     """Add `coreset` to the command line."""
     from .train import add_recipe_options
 
-    parser = commands.add_parser(
-        "coreset",
-        help="choose a part of the training images once",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "coreset", "choose a part of the training images once", _DESCRIPTION, _EPILOG)
     parser.add_argument("method", metavar="METHOD", help="see above")
     add_recipe_options(parser)
     parser.add_argument("--keep", type=float, required=True, metavar="S", help="the share to retain, in (0, 1)")

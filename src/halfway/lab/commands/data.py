@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from . import add_command
+
 _DESCRIPTION = """\
 Without a NAME: list the data sets that the recipes use, with their size, their terms, where they are expected and
 whether they are there. With a NAME: fetch that one. `--download` of every command that trains a recipe does the same
@@ -33,13 +35,7 @@ examples:
 
 def register(commands: Any) -> None:
     """Add `data` to the command line."""
-    parser = commands.add_parser(
-        "data",
-        help="the data sets of the recipes, and fetching them",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "data", "the data sets of the recipes, and fetching them", _DESCRIPTION, _EPILOG)
     parser.add_argument("name", nargs="?", metavar="NAME", help="fetch this one (default: list them)")
     parser.add_argument("--to", default="data", metavar="DIR", help="the folder (default: %(default)s)")
     parser.add_argument("--url", help="address of a mirror (default: HALFWAY_DATA_URL, or the official addresses)")

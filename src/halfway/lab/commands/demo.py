@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from . import add_command
+
 _HELP = """\
 Trains a small ResNet on 1,200 real handwritten digits (they ship with scikit-learn; nothing is downloaded) on all data,
 with random pruning, with PFB (Partial Forward Blocking), and, for what PFB costs, with random pruning in all epochs and
@@ -25,12 +27,12 @@ examples:
 
 def register(commands: Any) -> None:
     """Add `demo` to the command line."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "demo",
-        help="train on real digits with full data, random pruning and PFB, and write a page about it",
-        description=_HELP,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "train on real digits with full data, random pruning and PFB, and write a page about it",
+        _HELP,
+        _EXAMPLES,
     )
     parser.add_argument(
         "--out", default="halfway-demo", metavar="DIR", help="where index.html and the runs go (%(default)s)"

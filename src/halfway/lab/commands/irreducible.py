@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from . import add_command
+
 _DESCRIPTION = """\
 RHO-Loss prefers samples whose loss exceeds their irreducible loss: that of a model which was never trained on them.
 This command makes such losses for all training images of a recipe, without further images (cross-fitting):
@@ -41,13 +43,7 @@ def register(commands: Any) -> None:
     """Add `irreducible` to the command line."""
     from .train import add_recipe_options
 
-    parser = commands.add_parser(
-        "irreducible",
-        help="the losses that RHO-Loss compares with",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "irreducible", "the losses that RHO-Loss compares with", _DESCRIPTION, _EPILOG)
     add_recipe_options(parser)
     parser.add_argument("--folds", type=int, default=2, metavar="K", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, metavar="N", help="of weights, batches and augmentation (default: 0)")

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from . import add_command
+
 if TYPE_CHECKING:
     from ...costs.layers import Layers
     from ...schedule import Schedule
@@ -37,13 +39,7 @@ examples:
 
 def register(commands: Any) -> None:
     """Add `layers` to the command line."""
-    parser = commands.add_parser(
-        "layers",
-        help="what each cut of a model would save",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "layers", "what each cut of a model would save", _DESCRIPTION, _EPILOG)
     parser.add_argument("model", help="a torchvision or timm name, or package.module:factory")
     add_input_options(parser, batch=2)
     parser.add_argument(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from . import add_command
+
 if TYPE_CHECKING:
     from ..recipes.schema import Recipe
 
@@ -22,12 +24,7 @@ NAME, print that recipe with all its settings.
 
 def register(commands: Any) -> None:
     """Add `recipes` to the command line."""
-    parser = commands.add_parser(
-        "recipes",
-        help="what there is to train, with predicted costs",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "recipes", "what there is to train, with predicted costs", _DESCRIPTION)
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe with all its settings")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.set_defaults(run=run)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from . import add_command
+
 _DESCRIPTION = """\
 Write a page about runs: the results in plain sentences, the table, accuracy against cost, curves over the training,
 which classes and samples were pruned and retained, with pictures, and how it was measured. It is one HTML file that
@@ -39,13 +41,7 @@ examples:
 
 def register(commands: Any) -> None:
     """Add `report` to the command line."""
-    parser = commands.add_parser(
-        "report",
-        help="write a page about finished runs",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "report", "write a page about finished runs", _DESCRIPTION, _EPILOG)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders that hold some")
     parser.add_argument("--out", metavar="FILE", help="the page (default: report.html in the first RUN)")
     parser.add_argument("--data", metavar="DIR", help="where the data are (default: where they were in training)")

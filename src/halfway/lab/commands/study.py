@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from . import add_command
+
 _DESCRIPTION = """\
 Train the runs of a study: stages of arms, recipes and seeds, described in one YAML file. Runs that are in the file of
 results already are skipped, so that the same command goes on after an interruption. Each process has one thread, which
@@ -45,13 +47,7 @@ examples:
 
 def register(commands: Any) -> None:
     """Add `study` to the command line."""
-    parser = commands.add_parser(
-        "study",
-        help="many arms over recipes and seeds, from one file",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "study", "many arms over recipes and seeds, from one file", _DESCRIPTION, _EPILOG)
     parser.add_argument("file", metavar="FILE", help="the study, a YAML file")
     parser.add_argument("--stages", metavar="S,...", help="(default: all)")
     parser.add_argument("--recipes", metavar="R,...", help="train only on these (default: all of the stages)")

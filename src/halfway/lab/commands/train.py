@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import add_command
+
 if TYPE_CHECKING:
     from ..recipes.schema import Recipe
 
@@ -51,13 +53,7 @@ examples:
 
 def register(commands: Any) -> None:
     """Add `train` to the command line."""
-    parser = commands.add_parser(
-        "train",
-        help="train a recipe",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "train", "train a recipe", _DESCRIPTION, _EPILOG)
     add_recipe_options(parser)
     parser.add_argument("--method", metavar="M", help="see above (default: the recipe's, pfb)")
     parser.add_argument("--prune-ratio", type=float, metavar="P", help="share of each batch to prune, in [0, 1)")

@@ -133,16 +133,13 @@ def runs(name: str, stage: Mapping[str, Any], root: str) -> list[Run]:
                 changes = {**stage.get("settings", {}), **settings_of(arm, content or {}, recipe)}
                 # A subset may have been chosen for each seed.
                 changes |= {k: v.replace("{seed}", str(seed)) for k, v in changes.items() if k == "coreset.file"}
+                if changes.get("selection_seed") == seed:
+                    raise ValueError(
+                        f"stage {name}: the selection_seed of {arm!r}, {seed}, is one of its seeds, with which it "
+                        "draws what it draws without: the run would be compared with itself"
+                    )
                 ready = pinned(recipe.with_settings({**changes, "seed": seed, "root": root}))
                 made.append(Run(name, str(arm), base, seed, ready))
-    first: dict[str, Run] = {}
-    for run in made:
-        same = first.setdefault(run.key, run)
-        if same is not run and (same.recipe.selection_seed, run.recipe.selection_seed) != (None, None):
-            raise ValueError(
-                f"stage {name}: with seed {run.seed} on {run.base} the arms {same.arm!r} and {run.arm!r} are the same "
-                "run, which would be compared with itself; a selection_seed must be none of the seeds"
-            )
     return made
 
 
