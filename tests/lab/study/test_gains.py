@@ -12,6 +12,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("yaml")
 
 import numpy as np
+from scipy.stats import ttest_rel
 
 from halfway.lab.comparison.curves import Point
 from halfway.lab.comparison.paired import Residual
@@ -143,6 +144,17 @@ def test_a_slow_reference_gives_the_same_differences_and_the_same_error() -> Non
     assert found.gain is not None
     assert found.gain.df == df
     assert found.gain.error == pytest.approx(deviation * ((1 + right**2 + (1 - right) ** 2) / 3) ** 0.5)
+
+
+def test_alone_an_arm_and_a_control_are_the_paired_t_test() -> None:
+    half = {"half": {"method": "last_loss", "prune_ratio": 0.5}}
+    members = collected({**CONTROLS, **half}, seeds=range(6))
+    scores = {arm.name: arm.scores for arm in members}
+    (found, pooled) = (named(gains(members, alone), "half").score.differences["random"] for alone in (True, False))
+    expected = ttest_rel(list(scores["half"].values()), list(scores["random 0.5"].values())).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.df == 5
+    assert pooled.low != found.low
 
 
 def test_a_lower_test_loss_is_a_gain() -> None:

@@ -88,12 +88,13 @@ def _rung(study: Study, base: str) -> dict[str, Any]:
 
 
 def _of_fresh_seeds(study: Study, stage: str) -> list[Gain]:
-    """The gains of a stage; by its fresh seeds alone, if it says which they are."""
+    """The gains of a stage; if it says which seeds are fresh, by these alone, and each by its own differences."""
     fresh = study.stages[stage].get("fresh_seeds")
     if not fresh:
         return study.gains[stage]
     members = study.arms[stage]
-    return gains([replace(arm, entries={s: e for s, e in arm.entries.items() if s in fresh}) for arm in members])
+    only = [replace(arm, entries={s: e for s, e in arm.entries.items() if s in fresh}) for arm in members]
+    return gains(only, alone=True)
 
 
 def _family_of(arm: Arm) -> tuple[tuple[str, Any], ...]:

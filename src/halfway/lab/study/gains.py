@@ -83,12 +83,17 @@ class Gain:
     loss: Beside
 
 
-def gains(arms: Sequence[Arm]) -> list[Gain]:
-    """Of the arms of a stage that have results, in their order. Spread is pooled over the arms of a recipe."""
+def gains(arms: Sequence[Arm], alone: bool = False) -> list[Gain]:
+    """Of the arms of a stage that have results, in their order.
+
+    Args:
+        alone: spread is that of an arm and the points of the control it is compared with (of one point: the paired t
+            test). Otherwise it is pooled over the arms of a recipe.
+    """
     made = []
     for base in dict.fromkeys(arm.base for arm in arms):
         here = [arm for arm in arms if arm.base == base and arm.entries]
-        of_score, of_loss = spread(here, "scores"), spread(here, "losses")
+        of_score, of_loss = (None if alone else spread(here, measure) for measure in ("scores", "losses"))
         for arm in here:
             score = beside(arm.cost, arm.scores, _curves(arm, here, "scores"), of_score)
             loss = beside(arm.cost, arm.losses, _curves(arm, here, "losses"), of_loss)
@@ -117,7 +122,7 @@ def _curves(arm: Arm, others: Sequence[Arm], measure: str) -> dict[Control, list
 
 
 def beside(cost: float, scores: Scores, curves: Curves, pooled: Residual | None) -> Beside:
-    """A method of that cost beside its controls, and what it gains over the better one."""
+    """A method of that cost beside its controls, and what it gains over the better one. pooled: None: see `gains`."""
     reaching: dict[Control, tuple[list[Point], list[float]]] = {}
     seeds = set(scores)
     for control, points in curves.items():
@@ -129,8 +134,10 @@ def beside(cost: float, scores: Scores, curves: Curves, pooled: Residual | None)
             seeds = {seed for seed in seeds if all(seed in each for each in used)}
     mine = {seed: score for seed, score in scores.items() if seed in seeds}
     differences = {}
-    for control, (points, _) in reaching.items():
-        if (found := difference_at(cost, mine, points, pooled)) is not None:
+    for control, (points, weights) in reaching.items():
+        used = [point.scores for point, weight in zip(points, weights, strict=True) if weight]
+        own = pooled or residual(dict(enumerate([mine, *used])))
+        if (found := difference_at(cost, mine, points, own)) is not None:
             differences[control] = found
     if len(differences) < len(CONTROLS):
         return Beside(differences)
