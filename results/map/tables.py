@@ -303,13 +303,15 @@ def real_scale_again(study: Study) -> str:
     """What led, on seeds that are new to it."""
     found, base = Results(study, "real scale again"), "speedrun-cifar10"
     first = found.first_fresh
+    blocks = [(first, None), (first, MORE_FROM - 1), (MORE_FROM, None)]
     rows = []
     for arm, label in {CAPPED: CONTENDERS[CAPPED], "auto": "`auto`"}.items():
         for control, words in {"random": "random", "shorter": "fewer steps"}.items():
-            blocks = [(first, None), (first, MORE_FROM - 1), (MORE_FROM, None)]
             beside = [found.on_seeds(base, arm, f"{control} 0.5", *block) for block in blocks]
             rows.append([f"{label} to {words}", *beside, found.to_control(base, arm, control)])
         rows.append([f"{label} to full data", "", "", "", found.to_full(base, arm)])
+    fewer = [found.on_seeds(base, "shorter 0.5", "random 0.5", *block) for block in blocks]
+    rows.append(["fewer steps to random", *fewer, found.to_control(base, "shorter 0.5", "random")])
     last = MORE_FROM - 1
     return markdown(["", "all new seeds (n)", f"{first} to {last}", f"from {MORE_FROM} on", "all seeds"], rows)
 
