@@ -111,6 +111,25 @@ def test_the_hardest_by_the_last_known_losses_stay() -> None:
         assert set(batch) == set(hardest.tolist())
 
 
+def test_the_largest_lag_is_that_of_reports_and_travels() -> None:
+    run = Run(workers=1)
+    list(run.loader)
+    assert run.batches.stats.lag == 0, "nothing was ever reported"
+    with pytest.warns(UserWarning, match="got none in the last epoch"):
+        run.epoch(1)
+    other = Run(workers=1)
+    other.batches.load_state_dict(run.batches.state_dict())
+    assert other.batches.stats.lag == run.batches.stats.lag > 0
+
+
+def test_outside_the_schedule_nothing_is_explained() -> None:
+    run = Run("auto", schedule=halfway.Schedule(0, 1), targets=data().tensors[1])
+    run.epoch(0)
+    assert "draws at random" in run.batches.stats.explanation
+    run.epoch(1)
+    assert run.batches.stats.explanation == ""
+
+
 def test_a_report_is_read_back_in_the_next_epoch_and_not_while_training_computes_it(monkeypatch) -> None:
     """Workers draw ahead, so that most reports of a short epoch come when it is drawn."""
     run, read = Run(workers=2), []
