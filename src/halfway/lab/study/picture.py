@@ -169,7 +169,8 @@ def _reference(axes: Any, y: float, label: str) -> None:
 
 
 def _passes(axes: Any, members: Sequence[Gain]) -> None:
-    passes = sorted({each.arm.rung[1] for each in members if each.arm.rung})
-    axes.set_xticks([math.log2(n) for n in passes], [str(n) for n in passes])
-    axes.set_xlim(math.log2(passes[0]) - 0.5, math.log2(passes[-1]) + 0.5)
+    # A rung's name is a round number, its length what makes the steps equal: 66 passes on ladder-c64.
+    passes = {each.arm.rung[1]: each.arm.recipe.length for each in members if each.arm.rung}
+    axes.set_xticks([math.log2(n) for n in passes], [f"{n}" for n in passes.values()])
+    axes.set_xlim(math.log2(min(passes)) - 0.5, math.log2(max(passes)) + 0.5)
     axes.set_xlabel("passes over the data, at the same number of steps")
